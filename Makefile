@@ -1,0 +1,41 @@
+# Each target makes .venv, installs the extras it needs, and does its job.
+# The stamps inside .venv make the second run quick; deleting .venv deletes them too.
+
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+BIN := .venv/bin
+STAMPS := .venv/.stamps
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(STAMPS)/demo  ## train on MNIST with recording, verify the memory, explain three test images
+	$(BIN)/spotlights demo
+
+test: $(STAMPS)/test  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMPS)/demo,lint  ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+clean:  ## delete .venv and what the tools leave behind
+	rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Spotlights needs Python 3.11 or newer, and '$(PYTHON)' is not." >&2; \
+		echo "Name one that is: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+	@mkdir -p $(STAMPS) && touch $@
+
+# A stamp's name is the list of extras that it stands for.
+$(STAMPS)/%: $(STAMPS)/venv pyproject.toml constraints.txt
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@

@@ -1,0 +1,205 @@
+"""`Attention`: one layer's spotlights for some queries; `Contributions`: what they add to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.attention.forward import ForwardPass, Target
+from spotlights.attention.measure import Measure, View, ask
+from spotlights.attention.products import Products, error_products
+from spotlights.attention.questions import Question
+from spotlights.attention.reducers import LogSumReducer
+from spotlights.attention.results import Top
+from spotlights.attention.scan import Job, Values, scan
+from spotlights.errors import UnknownNameError, UnsupportedError
+from spotlights.memory.reader import Block, LayerReader
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KERNELS = ("dot", "cosine", "softmax")
+
+
+class Attention(Measure):
+    """One layer's attention over its training slots, for some queries; made by `Memory.attend`."""
+
+    what = "score"
+
+    def __init__(self, view: View, layer: LayerReader, forward: ForwardPass, kernel: str) -> None:
+        super().__init__(view, layer, forward.calls[layer.name].rows.cpu())
+        self.kernel = kernel
+        self._forward = forward
+
+    @property
+    def note(self) -> str | None:
+        notes = [super().note]
+        if self.kernel != "dot":
+            notes.append(
+                f'kernel "{self.kernel}": for looking; contributions use the plain product'
+            )
+        return "; ".join(note for note in notes if note) or None
+
+    def values(self, chosen: slice) -> Values:
+        queries = self.queries[chosen]
+        if self.kernel == "cosine":
+            return Products(self.layer, queries, cosine=True)
+        products = Products(self.layer, queries)
+        return _softmax(self, products, queries) if self.kernel == "softmax" else products
+
+    def scores(self) -> Float[Tensor, "queries slots"]:
+        """The score of every slot of the view, in the order of their numbers."""
+        return self._all("The scores")[0]
+
+    def contributions(self, target: Target) -> Contributions:
+        """What each slot adds to a number of interest: signed, and adding up.
+
+        Args:
+            target: a class (the logit of that class), one class for each input, or a function of the model's
+                output that gives one number for each input.
+        """
+        if self.kernel != "dot":
+            raise UnsupportedError(
+                f'Contributions are exact for the plain product only, not for kernel="{self.kernel}".'
+            )
+        directions = self._forward.directions(self.layer.name, target).cpu()
+        return Contributions(
+            self.view,
+            self.layer,
+            self.queries,
+            directions,
+            exact=self._forward.is_output(self.layer.name),
+        )
+
+    def plot(self, query: int = 0, **options: Any) -> Figure:
+        """The top 500 scores per label and their totals, side by side."""
+        from spotlights import figures
+
+        return figures.plot_attention(self, query, **options)
+
+    def __repr__(self) -> str:
+        return f"Attention({self.layer.name}: {len(self.queries)} queries over {self.layer.slots:,} slots)"
+
+
+def _softmax(measure: Attention, products: Products, queries: Tensor) -> Values:
+    """Normalises over all slots of the view: one scan to find what to divide by."""
+    scale = queries.shape[1] ** -0.5
+
+    def scaled(block: Block) -> Tensor:
+        return products(block).mul_(scale)
+
+    total = LogSumReducer(len(queries))
+    scan([Job(measure.layer, measure.view.selection, len(queries), scaled, [total])])
+    shift = total.total[:, None]
+    return lambda block: scaled(block).double().sub_(shift).exp_().to(queries.dtype)
+
+
+# -- contributions ----------------------------------------------------------------------------
+
+
+class Contributions(Measure):
+    """What each slot adds to a number of interest, through one layer; made by `Attention.contributions`.
+
+    In the last layer the number is the layer's own output and the sum is exact. In a hidden layer each
+    contribution is first order: what it adds to the layer's output, times how the number of interest changes
+    with that output.
+    """
+
+    what = "contribution"
+
+    def __init__(
+        self,
+        view: View,
+        layer: LayerReader,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        *,
+        exact: bool,
+    ) -> None:
+        super().__init__(view, layer, queries)
+        self.exact = exact
+        self._directions = directions
+        self._unrolled = view.unrolled(layer.name)
+
+    @property
+    def note(self) -> str | None:
+        order = (
+            None
+            if self.exact
+            else "first order: a hidden layer's share, through the gradient of the target"
+        )
+        return "; ".join(n for n in (order, super().note) if n) or None
+
+    def values(self, chosen: slice) -> Values:
+        products = Products(self.layer, self.queries[chosen])
+        dtype = self.layer.storage.compute_dtype
+        directions = self._directions[chosen].to(dtype)
+        weight, bias = self._unrolled.weight.to(dtype), self._unrolled.bias.to(dtype)
+
+        def values(block: Block) -> Tensor:
+            steps = block.column("step")
+            scores = products(block)
+            scores *= weight[steps]
+            scores += bias[steps]
+            return scores.mul_(error_products(block, directions))
+
+        return values
+
+    @property
+    def initial(self) -> Float[Tensor, "queries"]:
+        """The part of the number that the initial weights make up."""
+        made = self.queries.double() @ self._unrolled.initial_weight.T + self._unrolled.initial_bias
+        return (made * self._directions.double()).sum(dim=1)
+
+    def total(self) -> Float[Tensor, "queries"]:
+        """The sum over all slots of the view. With `initial`: the number itself, if nothing is masked."""
+        return (
+            self.totals("step", bins=1).values[:, 0]
+            if self.layer.slots
+            else torch.zeros(len(self.queries))
+        )
+
+    def bottom(self, k: int = 10, *, by: str | None = None, per: str | None = None) -> Top:
+        """The k slots that speak most against the number; arguments as in `top`."""
+        return self._top(k, by=by, per=per, largest=False)
+
+    def numpy(self) -> Any:
+        """The contribution of every slot, of shape (queries, slots)."""
+        return self._all("The contributions")[0].numpy()
+
+    def __repr__(self) -> str:
+        kind = "exact" if self.exact else "first order"
+        return f"Contributions({self.layer.name}: {len(self.queries)} queries, {kind})"
+
+
+class Spotlights(Mapping[str, Attention]):
+    """The attention of every layer, by name; made by `Memory.attend`."""
+
+    def __init__(self, attentions: dict[str, Attention], output: Any) -> None:
+        self._attentions = attentions
+        self.output = output.detach() if isinstance(output, Tensor) else output
+        """What the model answered."""
+
+    def __getitem__(self, layer: str) -> Attention:
+        if layer not in self._attentions:
+            known = ", ".join(self._attentions)
+            raise UnknownNameError(f'No layer "{layer}" in this memory. It has: {known}.')
+        return self._attentions[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._attentions)
+
+    def __len__(self) -> int:
+        return len(self._attentions)
+
+    def ask(self, *questions: Question) -> dict[str, list[Any]]:
+        """Answers several questions about all layers in one scan."""
+        answers = ask(list(self._attentions.values()), questions)
+        return dict(zip(self._attentions, answers, strict=True))
+
+    def __repr__(self) -> str:
+        return "\n".join(repr(attention) for attention in self._attentions.values())

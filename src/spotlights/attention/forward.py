@@ -1,0 +1,145 @@
+"""One forward pass of the user's model on the inputs that are asked about.
+
+Keeps each recorded layer's inputs (the queries) and, with the autograd graph, its outputs, so that the
+way from a layer to any number of interest can be asked for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
+from spotlights.layers import adapter_named
+from spotlights.memory.manifest import LayerEntry
+
+Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
+
+
+class Calls:
+    """The calls of one layer during the pass."""
+
+    def __init__(self) -> None:
+        self.queries: list[Float[Tensor, "*lead in_features"]] = []
+        self.outputs: list[Float[Tensor, "*lead out_features"]] = []
+
+    @property
+    def rows(self) -> Float[Tensor, "queries in_features"]:
+        return torch.cat([q.reshape(-1, q.shape[-1]) for q in self.queries])
+
+
+class ForwardPass:
+    """Runs the model once, in eval mode, and leaves it as it was."""
+
+    def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
+        self.calls = {name: Calls() for name in layers}
+        handles = []
+        modes = {module: module.training for module in model.modules()}
+        try:
+            for name, entry in layers.items():
+                for path in entry.modules:
+                    module = find_module(model, path, entry)
+                    handles.append(
+                        module.register_forward_hook(self._hook(name, entry), with_kwargs=True)
+                    )
+            model.eval()
+            with torch.enable_grad():
+                self.output = _call(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, training in modes.items():
+                module.training = training
+
+    def _hook(self, name: str, entry: LayerEntry) -> Callable[..., None]:
+        adapter = adapter_named(entry.kind)
+        if adapter is None:
+            raise UnsupportedError(
+                f'Layer "{name}" is of kind "{entry.kind}", which is unknown here.'
+            )
+
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        ) -> None:
+            if not output.requires_grad:
+                output.requires_grad_()  # a frozen network: the way to its output is still asked for
+            self.calls[name].queries.append(adapter.keys(module, args, kwargs).detach())
+            self.calls[name].outputs.append(output)
+
+        return hook
+
+    def is_output(self, layer: str) -> bool:
+        """Whether the layer's output is the model's: contributions are then exact."""
+        outputs = self.calls[layer].outputs
+        return (
+            isinstance(self.output, Tensor)
+            and len(outputs) == 1
+            and outputs[0].numel() == self.output.numel()
+            and torch.equal(outputs[0].reshape(-1), self.output.reshape(-1))
+        )
+
+    def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
+        """∂f/∂y for each row of a layer's output, f being the number of interest."""
+        chosen = self._numbers_of_interest(target)
+        outputs = self.calls[layer].outputs
+        gradients = torch.autograd.grad(
+            chosen.sum(), outputs, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return torch.cat([g.reshape(-1, g.shape[-1]) for g in gradients])
+
+    def _numbers_of_interest(self, target: Target) -> Float[Tensor, "inputs"]:
+        if callable(target):
+            return target(self.output)
+        if not isinstance(self.output, Tensor) or self.output.ndim != 2:
+            kind = (
+                tuple(self.output.shape)
+                if isinstance(self.output, Tensor)
+                else type(self.output).__name__
+            )
+            raise SettingError(
+                f"The model's output is {kind}. target=6 needs an output of shape (inputs, classes); give a "
+                "function of the output instead: target=lambda output: output[:, -1, 6]."
+            )
+        count, classes = self.output.shape
+        index = torch.as_tensor(target, device=self.output.device)
+        if index.ndim > 1 or (index.ndim == 1 and len(index) != count):
+            raise ShapeMismatchError(
+                f"target has shape {tuple(index.shape)}, but there are {count} inputs. Give one class, or one "
+                "for each input."
+            )
+        if index.min() < 0 or index.max() >= classes:
+            raise SettingError(
+                f"target={target}: the model's output has classes 0 to {classes - 1}."
+            )
+        return self.output.gather(1, index.expand(count)[:, None])[:, 0]
+
+
+def find_module(model: nn.Module, path: str, entry: LayerEntry) -> nn.Module:
+    """The module of that name, checked against the recorded shape."""
+    modules = dict(model.named_modules())
+    module = modules.get(path)
+    adapter = adapter_named(entry.kind)
+    if module is None and adapter is not None and adapter.handles(model):
+        module = model  # recorded as the model itself, which has no name
+    if module is None or adapter is None or not adapter.handles(module):
+        known = ", ".join(name for name in modules if name) or type(model).__name__
+        raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
+    shape = tuple(adapter.weight(module).shape)
+    if shape != (entry.out_features, entry.in_features):
+        raise ShapeMismatchError(
+            f'Layer "{path}" has a weight of shape {shape}, but the memory was recorded with '
+            f"{(entry.out_features, entry.in_features)}. Is this the model that was recorded?"
+        )
+    return module
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)

@@ -1,0 +1,103 @@
+"""Questions: what can be asked about the values of all slots. Several can share one scan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.attention.reducers import LargestReducer, Reducer, TotalsReducer
+from spotlights.attention.results import Top, Totals
+from spotlights.errors import SettingError
+from spotlights.memory.reader import Block
+
+if TYPE_CHECKING:
+    from spotlights.attention.measure import Measure
+
+
+class Question(ABC):
+    """Something to ask about the values of all slots. Several can share one scan."""
+
+    @abstractmethod
+    def reducer(self, measure: Measure, queries: int) -> Reducer:
+        """An empty reducer."""
+
+    @abstractmethod
+    def answer(self, measure: Measure, parts: list[Any]) -> Any:
+        """The result, from the reducers of consecutive batches of queries."""
+
+
+@dataclass(frozen=True)
+class AskTop(Question):
+    """Which slots have the largest values?"""
+
+    k: int
+    per: str | None = None
+    largest: bool = True
+
+    def reducer(self, measure: Measure, queries: int) -> Reducer:
+        if self.k < 1:
+            raise SettingError(f"top({self.k}): ask for at least one slot.")
+        grouping = None if self.per is None else measure.grouping(self.per)
+        return LargestReducer(self.k, grouping) if self.largest else _Smallest(self.k, grouping)
+
+    def answer(self, measure: Measure, parts: list[Any]) -> Top:
+        pairs = [part.result(queries) for part, queries in parts]
+        width = max(values.shape[2] for values, _ in pairs)
+        assert all(values.shape[2] == width for values, _ in pairs)
+        values, slots = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+        groups = [None] if self.per is None else measure.grouping(self.per).labels
+        return Top(
+            measure.layer.name,
+            measure.what,
+            values,
+            slots,
+            measure.columns_at(slots),
+            self.per,
+            groups,
+            note=measure.note,
+        )
+
+
+class _Smallest(LargestReducer):
+    """The slots with the smallest values, smallest first."""
+
+    def fresh(self) -> _Smallest:
+        return _Smallest(self._k, self._grouping)
+
+    def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
+        super().update(block, -values)
+
+    def result(self, queries: int) -> tuple[Tensor, Tensor]:
+        values, slots = super().result(queries)
+        return -values, slots
+
+
+@dataclass(frozen=True)
+class AskTotals(Question):
+    """How large is the sum over each group of slots?"""
+
+    column: str
+    absolute: bool = False
+    bins: int | None = None
+
+    def reducer(self, measure: Measure, queries: int) -> Reducer:
+        grouping = measure.grouping(self.column, self.bins)
+        return TotalsReducer(queries, grouping, absolute=self.absolute)
+
+    def answer(self, measure: Measure, parts: list[Any]) -> Totals:
+        return Totals(
+            measure.layer.name,
+            measure.what,
+            self.column,
+            torch.cat([part.sums for part, _ in parts]),
+            parts[0][0].counts,
+            measure.grouping(self.column, self.bins).labels,
+            absolute=self.absolute,
+            binned=self.bins is not None,
+            note=measure.note,
+        )

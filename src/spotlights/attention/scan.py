@@ -1,0 +1,101 @@
+"""The scan: blocks of slots, spread over threads, each with reducers of its own that are merged at the end.
+
+Memory use depends on the size of a block, not on the number of slots. Each thread multiplies with one
+thread: that is what keeps up with the memory of the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.attention.reducers import Reducer
+from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.selection import Selection
+
+BLOCK_VALUES = 1 << 22
+"""Values (queries x slots) computed at once by one thread."""
+MIN_ROWS, MAX_ROWS = 4096, 65536
+_SMALL = 8192
+
+Values = Callable[[Block], Float[Tensor, "queries rows"]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer's slots, what to compute for each, and who wants to know."""
+
+    layer: LayerReader
+    selection: Selection
+    queries: int
+    values: Values
+    reducers: Sequence[Reducer]
+
+
+def scan(jobs: Sequence[Job], *, threads: int | None = None, rows: int | None = None) -> None:
+    """Feeds every selected slot to the reducers of its job."""
+    count = torch.get_num_threads() if threads is None else threads
+    if sum(job.layer.slots for job in jobs) <= _SMALL:
+        count = 1
+    source = _Blocks(jobs, rows)
+    if count == 1:
+        for job, block in source:
+            _feed(job.reducers, block, job.values)
+        return
+    kept = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(_work, jobs, source) for _ in range(count)]
+            for future in futures:
+                for job, mine in zip(jobs, future.result(), strict=True):
+                    for reducer, other in zip(job.reducers, mine, strict=True):
+                        reducer.merge(other)
+    finally:
+        torch.set_num_threads(
+            kept
+        )  # the threads below changed what their BLAS shares with this one
+
+
+class _Blocks:
+    """All blocks of all jobs, in order, handed to whichever thread asks next."""
+
+    def __init__(self, jobs: Sequence[Job], rows: int | None) -> None:
+        self._lock = threading.Lock()
+        self._blocks = (
+            (job, block)
+            for job in jobs
+            for block in job.layer.blocks(job.selection, rows or _block_rows(job.queries))
+        )
+
+    def __iter__(self) -> Iterator[tuple[Job, Block]]:
+        while True:
+            with self._lock:
+                item = next(self._blocks, None)
+            if item is None:
+                return
+            yield item
+
+
+def _block_rows(queries: int) -> int:
+    return max(MIN_ROWS, min(MAX_ROWS, BLOCK_VALUES // max(queries, 1)))
+
+
+def _work(jobs: Sequence[Job], source: _Blocks) -> list[list[Reducer]]:
+    torch.set_num_threads(1)
+    mine = {id(job): [reducer.fresh() for reducer in job.reducers] for job in jobs}
+    with torch.inference_mode():
+        for job, block in source:
+            _feed(mine[id(job)], block, job.values)
+    return [mine[id(job)] for job in jobs]
+
+
+def _feed(reducers: Sequence[Reducer], block: Block, values: Values) -> None:
+    computed = values(block)
+    for reducer in reducers:
+        reducer.update(block, computed)

@@ -1,0 +1,74 @@
+"""Modules that compute from a memory: `DualLinear` attends to the training slots instead of using weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from spotlights.attention.forward import find_module
+from spotlights.attention.measure import View
+from spotlights.attention.products import Products
+from spotlights.attention.reducers import OutputReducer
+from spotlights.attention.scan import Job, scan
+
+
+class DualLinear(nn.Module):
+    """A linear layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
+
+    def __init__(self, view: View, layer: str) -> None:
+        super().__init__()
+        self._view = view
+        self._layer = view.reader.layer(layer)
+        self._unrolled = view.unrolled(layer)
+
+    def forward(
+        self, input: Float[Tensor, "*lead in_features"]
+    ) -> Float[Tensor, "*lead out_features"]:
+        queries = input.detach().reshape(-1, input.shape[-1]).cpu()
+        made = queries.double() @ self._unrolled.initial_weight.T + self._unrolled.initial_bias
+        out_features = self._layer.entry.out_features
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            some = queries[start : start + _QUERIES_AT_ONCE]
+            reducer = OutputReducer(
+                len(some), out_features, self._unrolled.weight, self._unrolled.bias
+            )
+            products = Products(self._layer, some)
+            scan([Job(self._layer, self._view.selection, len(some), products, [reducer])])
+            made[start : start + len(some)] += reducer.output
+        return made.to(input).reshape(*input.shape[:-1], out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self._layer.name}: {self._layer.slots:,} slots, {self._view.selection}"
+
+
+_QUERIES_AT_ONCE = 1024
+
+
+def dual_model(view: View, model: nn.Module) -> nn.Module:
+    """A copy of the model with every recorded layer in dual form."""
+    replaced = copy.deepcopy(model).eval()
+    for name, entry in view.reader.manifest.layers.items():
+        for path in entry.modules:
+            module = find_module(replaced, path, entry)
+            dual = DualLinear(view, name)
+            if module is replaced:
+                return dual
+            parent, _, child = path.rpartition(".")
+            setattr(replaced.get_submodule(parent), child, dual)
+    return replaced
+
+
+def primal_model(
+    view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]
+) -> nn.Module:
+    """A copy of the model with the given weights in every recorded layer."""
+    replaced = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for name, entry in view.reader.manifest.layers.items():
+            module = find_module(replaced, entry.modules[0], entry)
+            for parameter, value in parameters[name].items():
+                getattr(module, parameter).copy_(value)
+    return replaced

@@ -1,0 +1,71 @@
+"""Every exception and warning of Spotlights.
+
+Each message says what was given, what was expected and what to do.
+
+    Exception
+    └── SpotlightsError
+        ├── MemoryFormatError       the files of a memory are damaged, foreign or of another version
+        ├── MemoryExistsError       the path already holds a memory, or is not empty
+        ├── ResumeError             a run that does not continue the memory it was given
+        ├── UnknownNameError        no such layer, column or data set        (also a KeyError)
+        ├── ShapeMismatchError      two shapes that do not fit each other    (also a ValueError)
+        ├── SettingError            an argument that makes no sense          (also a ValueError)
+        ├── UnsupportedError        a question that cannot be answered exactly here
+        ├── TooLargeError           an answer that would not fit in main memory
+        └── DatasetError            no source has the data, or it is not what it should be
+
+    UserWarning
+    └── SpotlightsWarning
+        └── RecordingStoppedWarning     training goes on, unrecorded from here
+"""
+
+
+class SpotlightsError(Exception):
+    """The root: `except SpotlightsError` catches whatever Spotlights raises on purpose."""
+
+
+class MemoryFormatError(SpotlightsError):
+    """The files of a memory are damaged, missing, foreign or of another format version."""
+
+
+class MemoryExistsError(SpotlightsError):
+    """The path already holds a memory or other files, which are never overwritten unasked."""
+
+
+class ResumeError(SpotlightsError):
+    """The model, optimizer or settings do not continue the memory they were asked to resume."""
+
+
+class UnknownNameError(SpotlightsError, KeyError):
+    """A layer, column or data set that does not exist; the message lists those that do."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError would show the sentence in quotes
+
+
+class ShapeMismatchError(SpotlightsError, ValueError):
+    """Two shapes that must fit each other do not; the message gives both."""
+
+
+class SettingError(SpotlightsError, ValueError):
+    """An argument that makes no sense; the message lists what does."""
+
+
+class UnsupportedError(SpotlightsError):
+    """This memory, optimizer or kernel cannot answer exactly; the message says which can."""
+
+
+class TooLargeError(SpotlightsError):
+    """The answer would not fit in main memory; the message says what to ask for instead."""
+
+
+class DatasetError(SpotlightsError):
+    """No source has the data, or what was found is not the data set it claims to be."""
+
+
+class SpotlightsWarning(UserWarning):
+    """The root of all warnings: something is not as asked for, but the work goes on."""
+
+
+class RecordingStoppedWarning(SpotlightsWarning):
+    """Recording stopped. Training goes on, and every segment committed so far stays readable."""

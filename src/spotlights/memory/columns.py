@@ -1,0 +1,164 @@
+"""Columns: what a user says of the examples in a batch, matched to the rows of a layer.
+
+Numbers are kept as int64 or float64, strings as numbers into a list of strings in the manifest. A slot
+for which a column was not given holds the missing value of its kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+from spotlights.errors import SettingError, ShapeMismatchError
+from spotlights.memory.manifest import ColumnEntry
+
+MISSING_INT = torch.iinfo(torch.int64).min
+MISSING_STRING = -1
+RESERVED = ("step", "position", "slot", "score", "contribution", "rank", "query", "total")
+
+_DTYPES = {"int": torch.int64, "float": torch.float64, "string": torch.int64}
+_MISSING: dict[str, float] = {"int": MISSING_INT, "float": float("nan"), "string": MISSING_STRING}
+
+
+def missing(kind: str, rows: int) -> Shaped[Tensor, "rows"]:
+    """Rows for which a column of this kind was not given."""
+    return torch.full((rows,), _MISSING[kind], dtype=_DTYPES[kind])
+
+
+class ColumnTable:
+    """The columns a run has used so far; turns a user's values into numbers."""
+
+    def __init__(self, entries: Mapping[str, ColumnEntry] | None = None) -> None:
+        self._kinds: dict[str, str] = {}
+        self._codes: dict[str, dict[str, int]] = {}
+        for name, entry in (entries or {}).items():
+            self._kinds[name] = entry.kind
+            self._codes[name] = {text: code for code, text in enumerate(entry.strings)}
+
+    def entries(self) -> dict[str, ColumnEntry]:
+        # list() of a dict is atomic: the training thread may add a string while the writer asks.
+        return {
+            name: ColumnEntry(kind, list(self._codes.get(name, {})))
+            for name, kind in list(self._kinds.items())
+        }
+
+    def kind(self, name: str) -> str:
+        return self._kinds[name]
+
+    def declare(self, name: str, kind: str) -> None:
+        """Notes a column that Spotlights itself writes."""
+        self._kinds.setdefault(name, kind)
+
+    def encode(self, name: str, values: Any) -> Shaped[Tensor, "..."]:
+        """A user's values as a tensor of numbers, of shape (), (B,) or (B, L)."""
+        if name in RESERVED:
+            raise SettingError(
+                f'A column cannot be called "{name}": Spotlights writes that one itself. Choose another name.'
+            )
+        if not name.isidentifier():
+            raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
+        array = _as_array(name, values)
+        kind = {"i": "int", "u": "int", "b": "int", "f": "float"}.get(array.dtype.kind, "string")
+        known = self._kinds.setdefault(name, kind)
+        if known == "float" and kind == "int":
+            kind = "float"
+        if known != kind:
+            raise SettingError(
+                f'The column "{name}" has held {known} values so far and is now given {kind} values. '
+                "Use one type per column."
+            )
+        if kind != "string":
+            return torch.from_numpy(array.astype(np.int64 if kind == "int" else np.float64))
+        codes = self._codes.setdefault(name, {})
+        flat = [codes.setdefault(str(text), len(codes)) for text in array.reshape(-1).tolist()]
+        return torch.tensor(flat, dtype=torch.int64).reshape(array.shape)
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        array = values.double().numpy() if values.is_floating_point() else values.numpy()
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise SettingError(f'The column "{name}" is ragged: {error}.') from error
+    if array.dtype.kind not in "iubfUSO" or array.ndim > 2:
+        raise SettingError(
+            f'The column "{name}" has type {array.dtype} and shape {array.shape}. A column holds numbers or '
+            "strings, one for the whole batch, one per example (B,), or one per position (B, L)."
+        )
+    if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.reshape(-1)):
+        raise SettingError(f'The column "{name}" mixes types. A column holds numbers or strings.')
+    return array
+
+
+def spread(
+    name: str, values: Shaped[Tensor, "..."], lead: Sequence[int], layer: str
+) -> Shaped[Tensor, "rows"] | None:
+    """One value for each row of a layer whose input has the leading shape `lead`.
+
+    A value of shape (B,) holds for all positions of its example, one of shape (B, L) for its position;
+    rows may be flattened to (B·L,). Returns None where the layer has one row per example and the
+    column is about positions: it does not apply there.
+    """
+    rows = math.prod(lead)
+    shape, lead = tuple(values.shape), tuple(lead)
+    if not shape:
+        return values.expand(rows).clone()
+    if lead == shape:
+        return values.reshape(-1)
+    if lead[: len(shape)] == shape:
+        return values.reshape(-1).repeat_interleave(rows // values.numel())
+    if len(shape) == 2 and lead == (values.numel(),):
+        return values.reshape(-1)
+    if lead[:2] == shape[::-1] and len(shape) == 2:  # sequence first: (L, B, …)
+        return values.T.reshape(-1).repeat_interleave(rows // values.numel())
+    if len(lead) > 1 and (lead[1],) == shape:
+        return values.repeat_interleave(rows // (lead[0] * lead[1])).repeat(lead[0])
+    if len(shape) == 2 and lead == shape[:1]:
+        return None
+    raise ShapeMismatchError(
+        f'The column "{name}" has shape {shape}, but layer "{layer}" has rows of shape {lead}. '
+        "Give one value per example (B,), one per position (B, L), or a single one for the batch."
+    )
+
+
+class Batch:
+    """The columns of one batch, spread over the rows of any layer when asked."""
+
+    def __init__(self, columns: Mapping[str, Shaped[Tensor, "..."]] | None = None) -> None:
+        self._columns = columns or {}
+        self._spread: dict[tuple[int, ...], dict[str, Tensor]] = {}
+
+    def rows(self, lead: Sequence[int], layer: str) -> dict[str, Shaped[Tensor, "rows"]]:
+        """The columns for a layer whose input has the leading shape `lead`, in a dict of its own."""
+        lead = tuple(lead)
+        if lead not in self._spread:
+            found = {name: spread(name, c, lead, layer) for name, c in self._columns.items()}
+            matched = {name: rows for name, rows in found.items() if rows is not None}
+            at = positions(self._columns, lead)
+            if at is not None:
+                matched["position"] = at
+            self._spread[lead] = matched
+        return dict(self._spread[lead])
+
+
+def positions(
+    columns: Mapping[str, Shaped[Tensor, "..."]], lead: Sequence[int]
+) -> Int64[Tensor, "rows"] | None:
+    """Which position of its example each row is, where examples have more than one row."""
+    lead = tuple(lead)
+    if len(lead) < 2:
+        flat = next((c for c in columns.values() if c.ndim == 2 and lead == (c.numel(),)), None)
+        return None if flat is None else torch.arange(flat.shape[1]).repeat(flat.shape[0])
+    per_example = math.prod(lead[1:])
+    if any(c.ndim and c.shape[0] != lead[0] for c in columns.values()):  # sequence first: (L, B, …)
+        return torch.arange(lead[0]).repeat_interleave(per_example)
+    return torch.arange(per_example).repeat(lead[0])

@@ -1,0 +1,193 @@
+"""`memory.json`: what a memory holds, and which of its files count.
+
+The manifest is the only place that says so. A segment that it does not list does not exist, whatever lies
+in the directory; one that it lists must be there, with that size and that checksum. Reading executes
+nothing and checks every field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spotlights.errors import MemoryFormatError
+from spotlights.memory.storage import STORAGES
+from spotlights.memory.tensors import put_in_place
+
+FORMAT = 1
+FILE = "memory.json"
+
+
+@dataclass(frozen=True)
+class LayerEntry:
+    """A recorded weight."""
+
+    kind: str
+    modules: list[str]
+    """Every module that uses this weight; the first one names the layer."""
+    in_features: int
+    out_features: int
+    bias: bool
+    dtype: str
+    """The type of the parameters themselves."""
+    storage: str
+    """The type that keys and errors are kept in."""
+    indexed: bool = False
+    """Keys that repeat are kept once; each slot has the number of its key."""
+    trained: list[str] = field(default_factory=list)
+    """Which of weight and bias the optimizer held; the rest is frozen."""
+
+
+@dataclass(frozen=True)
+class ColumnEntry:
+    """A column of the slots: "int", "float", or "string" (numbers into `strings`)."""
+
+    kind: str
+    strings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """A file with the slots of some whole steps."""
+
+    file: str
+    bytes: int
+    checksum: str
+    first_step: int
+    end_step: int
+    """One past the last step."""
+    slots: dict[str, int]
+    keys: dict[str, int]
+    """How many keys each layer has here: fewer than slots where keys repeat."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file beside the segments."""
+
+    file: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of `memory.json`."""
+
+    spotlights: str
+    """Version of the library that wrote it."""
+    torch: str
+    created: str
+    layers: dict[str, LayerEntry]
+    optimizer: str
+    """Name of the optimizer's class."""
+    rule: str | None
+    """Name of the update rule, or None if contributions cannot be computed."""
+    log_fields: list[str]
+    errors: bool
+    initial: FileEntry
+    git_revision: str | None = None
+    seed: int | None = None
+    uncovered: list[str] = field(default_factory=list)
+    """Trained parameters that belong to no recorded layer."""
+    columns: dict[str, ColumnEntry] = field(default_factory=dict)
+    segments: list[SegmentEntry] = field(default_factory=list)
+    final: FileEntry | None = None
+    status: str = "recording"
+    """"recording", "closed", or "stopped: …" with the reason."""
+    format: int = FORMAT
+
+    @property
+    def steps(self) -> int:
+        return self.segments[-1].end_step if self.segments else 0
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replaces the manifest in one move."""
+    temporary = directory / (FILE + ".part")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(asdict(manifest), file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    put_in_place(temporary, directory / FILE)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads and checks the manifest; the error says which file and which field is wrong."""
+    path = directory / FILE
+    if not directory.exists():
+        raise MemoryFormatError(f"There is no memory at {directory}: no such directory.")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MemoryFormatError(
+            f"{directory} is not a memory: it has no {FILE}. Give the directory that `record` wrote."
+        ) from None
+    except (ValueError, OSError) as error:
+        raise MemoryFormatError(f"{path} is damaged: {error}.") from error
+    if not isinstance(raw, dict) or "format" not in raw:
+        raise MemoryFormatError(f"{path} is not a Spotlights manifest: it has no format number.")
+    if raw["format"] != FORMAT:
+        raise MemoryFormatError(
+            f"{path} has format {raw['format']!r}; this version of Spotlights reads format {FORMAT}."
+        )
+    try:
+        manifest = _parse(raw)
+        _check(manifest)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise MemoryFormatError(f"{path} is damaged: {error}.") from error
+    return manifest
+
+
+def _parse(raw: dict[str, Any]) -> Manifest:
+    return Manifest(
+        **{
+            **raw,
+            "layers": {name: LayerEntry(**entry) for name, entry in raw["layers"].items()},
+            "columns": {name: ColumnEntry(**entry) for name, entry in raw["columns"].items()},
+            "segments": [SegmentEntry(**entry) for entry in raw["segments"]],
+            "initial": FileEntry(**raw["initial"]),
+            "final": FileEntry(**raw["final"]) if raw["final"] else None,
+        }
+    )
+
+
+def _check(manifest: Manifest) -> None:
+    files: list[FileEntry | SegmentEntry] = [manifest.initial, *manifest.segments]
+    if manifest.final:
+        files.append(manifest.final)
+    for entry in files:
+        parts = Path(entry.file).parts
+        if Path(entry.file).is_absolute() or ".." in parts or not parts:
+            raise ValueError(f"it names the file {entry.file!r}, outside the memory")
+        if not (isinstance(entry.bytes, int) and entry.bytes > 0):
+            raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
+    step = 0
+    for segment in manifest.segments:
+        if segment.first_step != step or segment.end_step <= segment.first_step:
+            raise ValueError(
+                f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to "
+                f"start at {step}"
+            )
+        step = segment.end_step
+        if set(segment.slots) != set(manifest.layers) or set(segment.keys) != set(manifest.layers):
+            raise ValueError(f"{segment.file} does not have the layers of the memory")
+        if any(
+            not isinstance(n, int) or n < 0
+            for n in (*segment.slots.values(), *segment.keys.values())
+        ):
+            raise ValueError(f"{segment.file} has a negative number of slots")
+    for name, layer in manifest.layers.items():
+        if layer.storage not in STORAGES:
+            raise ValueError(f"layer {name!r} is stored as {layer.storage!r}, which is unknown")
+        if layer.in_features < 1 or layer.out_features < 1:
+            raise ValueError(
+                f"layer {name!r} has the shape {layer.out_features} x {layer.in_features}"
+            )
+    for name, column in manifest.columns.items():
+        if column.kind not in ("int", "float", "string"):
+            raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")

@@ -1,0 +1,388 @@
+"""The reader: a memory's files as mapped tensors, a layer's slots as blocks.
+
+Opening reads the manifest and the sizes of the files; bytes of slots are touched only by a scan. What is
+committed never changes, so a memory can be read while it is being recorded: the reader sees the steps
+that were committed when it opened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from spotlights.errors import MemoryFormatError, UnknownNameError
+from spotlights.memory import slots as names
+from spotlights.memory.columns import missing
+from spotlights.memory.manifest import LayerEntry, Manifest, SegmentEntry, read_manifest
+from spotlights.memory.selection import Selection
+from spotlights.memory.storage import Storage, storage_named
+from spotlights.memory.tensors import check_size, file_checksum, map_tensors
+
+
+ROWS = 4096
+"""Rows worked on at once: few enough for a float32 copy of them to stay in the cache."""
+
+_buffers = threading.local()
+
+
+def _buffer(what: str, rows: int, features: int) -> Float[Tensor, "rows features"]:
+    """This thread's reusable room for decoded rows: allocating it anew would cost more than decoding."""
+    size = ROWS * features
+    held = getattr(_buffers, what, None)
+    if held is None or held.numel() < size:
+        held = torch.empty(size)
+        setattr(_buffers, what, held)
+    return held[: rows * features].view(rows, features)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Some decoded rows. They are valid until the next ones are asked for."""
+
+    place: slice
+    """Where they belong among the rows that were asked for."""
+    rows: Float[Tensor, "rows features"]
+    scale: Float[Tensor, "rows"] | None
+    """What each row is still to be multiplied by."""
+
+    def moved(self, by: int) -> StoredRows:
+        return StoredRows(slice(self.place.start + by, self.place.stop + by), self.rows, self.scale)
+
+
+class Segment:
+    """One segment file, mapped when first used."""
+
+    def __init__(self, directory: Path, entry: SegmentEntry, manifest: Manifest) -> None:
+        self.path = directory / entry.file
+        self.entry = entry
+        self._manifest = manifest
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = map_tensors(self.path, self.entry.bytes)
+        steps = self.entry.end_step - self.entry.first_step
+        for layer, described in self._manifest.layers.items():
+            slots, keys = self.entry.slots[layer], self.entry.keys[layer]
+            shapes = {
+                names.layer_tensor(layer, names.KEYS): (keys, described.in_features),
+                names.layer_tensor(layer, names.KEY_SCALE): (keys,),
+                names.layer_tensor(layer, names.INDEX): (slots,),
+                names.layer_tensor(layer, names.ERRORS): (slots, described.out_features),
+                names.layer_tensor(layer, names.ERROR_SCALE): (slots,),
+                names.probe_tensor(layer): (steps, 3),
+            }
+            for column in self._manifest.columns:
+                shapes[names.column_tensor(layer, column)] = (slots,)
+            for name, expected in shapes.items():
+                found = tuple(tensors[name].shape) if name in tensors else None
+                if found not in (expected, None):
+                    raise MemoryFormatError(
+                        f"{self.path}: {name!r} has shape {found}, but memory.json says {expected}."
+                    )
+            if slots and names.layer_tensor(layer, names.KEYS) not in tensors:
+                raise MemoryFormatError(f"{self.path} has no keys of layer {layer!r}.")
+        return tensors
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer's slots in one segment."""
+
+    layer: LayerReader
+    segment: Segment
+    start: int
+    """The number of the first slot."""
+    slots: int
+    first_key: int
+    keys: int
+
+    def tensor(self, what: str) -> Tensor | None:
+        return self.segment.tensors.get(names.layer_tensor(self.layer.name, what))
+
+    def column(self, name: str) -> Shaped[Tensor, "slots"]:
+        found = self.segment.tensors.get(names.column_tensor(self.layer.name, name))
+        return missing(self.layer.column_kind(name), self.slots) if found is None else found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some slots of one part: a range, or chosen ones in it."""
+
+    part: Part
+    start: int
+    stop: int
+    chosen: Int64[Tensor, "rows"] | None
+    """Positions within the range, or None for all of it."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start if self.chosen is None else len(self.chosen)
+
+    def take(self, tensor: Shaped[Tensor, "slots ..."]) -> Shaped[Tensor, "rows ..."]:
+        """These slots' rows of a tensor of the part; a view where that is possible."""
+        rows = tensor[self.start : self.stop]
+        return rows if self.chosen is None else rows[self.chosen]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some slots of a layer, in the order of their numbers."""
+
+    layer: LayerReader
+    pieces: tuple[Piece, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    @cached_property
+    def slots(self) -> Int64[Tensor, "rows"]:
+        """The slots' numbers."""
+        return torch.cat(
+            [p.take(torch.arange(p.part.start, p.part.start + p.part.slots)) for p in self.pieces]
+        )
+
+    def column(self, name: str) -> Shaped[Tensor, "rows"]:
+        return torch.cat([piece.take(piece.part.column(name)) for piece in self.pieces])
+
+    def errors(self) -> Iterator[StoredRows]:
+        """The errors, some thousand rows at a time."""
+        return self._rows(names.ERRORS, names.ERROR_SCALE)
+
+    def keys(self) -> Iterator[StoredRows]:
+        """The keys, some thousand rows at a time."""
+        if self.layer.entry.indexed:
+            return self._indexed_keys()
+        return self._rows(names.KEYS, names.KEY_SCALE)
+
+    def _rows(self, what: str, scale: str) -> Iterator[StoredRows]:
+        at = 0
+        for piece in self.pieces:
+            stored, scales = _present(piece.part.tensor(what)), piece.part.tensor(scale)
+            chosen = None if scales is None else piece.take(scales)
+            for rows in self.layer.decode(what, piece.take(stored), chosen):
+                yield rows.moved(at)
+            at += len(piece)
+
+    def _indexed_keys(self) -> Iterator[StoredRows]:
+        at = 0
+        for piece in self.pieces:  # in the same steps as the errors, so that the two can be zipped
+            numbers = piece.take(_present(piece.part.tensor(names.INDEX)))
+            for start in range(0, len(numbers), ROWS):
+                some = self.layer.keys_numbered(numbers[start : start + ROWS])
+                yield StoredRows(slice(at + start, at + start + len(some)), some, None)
+            at += len(piece)
+
+    def key_numbers(self) -> Int64[Tensor, "rows"]:
+        """The number of each slot's key, where keys are kept once."""
+        return torch.cat(
+            [piece.take(_present(piece.part.tensor(names.INDEX))) for piece in self.pieces]
+        )
+
+
+class LayerReader:
+    """One layer of a memory."""
+
+    def __init__(self, name: str, entry: LayerEntry, memory: MemoryReader) -> None:
+        self.name = name
+        self.entry = entry
+        self.storage: Storage = storage_named(entry.storage)
+        self._memory = memory
+        self._distinct: dict[str, np.ndarray] = {}
+        self.parts: list[Part] = []
+        slots = keys = 0
+        for segment in memory.segments:
+            n, k = segment.entry.slots[name], segment.entry.keys[name]
+            if n:
+                self.parts.append(Part(self, segment, slots, n, keys, k))
+            slots, keys = slots + n, keys + k
+        self.slots, self.distinct_keys = slots, keys
+
+    def decode(
+        self,
+        what: str,
+        stored: Shaped[Tensor, "rows features"],
+        scale: Float[Tensor, "rows"] | None,
+    ) -> Iterator[StoredRows]:
+        """Stored rows as rows to compute with; a view of the file where that is possible.
+
+        Rows of one `what` ("keys", "errors") share a buffer, those of another have their own.
+        """
+        for start in range(0, len(stored), ROWS):
+            some = stored[start : start + ROWS]
+            if some.dtype != self.storage.compute_dtype:
+                some = _buffer(what, *some.shape).copy_(some)
+            factors = None if scale is None else scale[start : start + ROWS]
+            yield StoredRows(slice(start, start + len(some)), some, factors)
+
+    def column_kind(self, name: str) -> str:
+        return self._memory.column_kind(name)
+
+    def blocks(self, selection: Selection, rows: int) -> Iterator[Block]:
+        """The selected slots in order, about `rows` at a time."""
+        pieces: list[Piece] = []
+        filled = 0
+        for part in self.parts:
+            mask = selection.mask(part.column, part.slots)
+            for start in range(0, part.slots, rows):
+                stop = min(start + rows, part.slots)
+                chosen = None if mask is None else mask[start:stop].nonzero().flatten()
+                if chosen is not None and len(chosen) == stop - start:
+                    chosen = None
+                piece = Piece(part, start, stop, chosen)
+                if not len(piece):
+                    continue
+                if filled and filled + len(piece) > rows:
+                    yield Block(self, tuple(pieces))
+                    pieces, filled = [], 0
+                pieces.append(piece)
+                filled += len(piece)
+        if pieces:
+            yield Block(self, tuple(pieces))
+
+    def key_table(self) -> Iterator[StoredRows]:
+        """The distinct keys of an indexed layer, some thousand at a time, placed by their numbers."""
+        for part in self.parts:
+            stored = _present(part.tensor(names.KEYS))
+            for rows in self.decode(names.KEYS, stored, part.tensor(names.KEY_SCALE)):
+                yield rows.moved(part.first_key)
+
+    def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
+        """Some distinct keys of an indexed layer, scaled."""
+        result = torch.empty(len(numbers), self.entry.in_features, dtype=self.storage.compute_dtype)
+        starts = torch.tensor([part.first_key for part in self.parts])
+        owner = torch.searchsorted(starts, numbers, right=True) - 1
+        for index in owner.unique().tolist():
+            part, mine = self.parts[index], owner == index
+            local = numbers[mine] - part.first_key
+            rows = _present(part.tensor(names.KEYS))[local].to(result.dtype)
+            scale = part.tensor(names.KEY_SCALE)
+            result[mine] = rows if scale is None else rows * scale[local, None]
+        return result
+
+    def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """A column's values for some slots."""
+        flat = slots.reshape(-1)
+        starts = torch.tensor([part.start for part in self.parts])
+        owner = torch.searchsorted(starts, flat, right=True) - 1
+        result = missing(self.column_kind(name), len(flat))
+        for index in owner.unique().tolist():
+            mine = owner == index
+            part = self.parts[index]
+            result[mine] = part.column(name)[flat[mine] - part.start]
+        return result.reshape(slots.shape)
+
+    def first_slots(self, column: str) -> Int64[Tensor, "groups"]:
+        """The first slot with each value of `distinct(column)`."""
+        values = self.distinct(column)
+        first = np.full(len(values), self.slots, dtype=np.int64)
+        for part in self.parts:
+            found, where = np.unique(part.column(column).numpy(), return_index=True)
+            at = np.searchsorted(values, found)
+            first[at] = np.minimum(first[at], part.start + where)
+        return torch.from_numpy(first)
+
+    def distinct(self, column: str) -> np.ndarray:
+        """The values a column takes in this layer, sorted."""
+        if column not in self._distinct:
+            parts = [np.unique(part.column(column).numpy()) for part in self.parts]
+            self._distinct[column] = (
+                np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+            )
+        return self._distinct[column]
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """A layer's step log."""
+
+    factor: Float[Tensor, "steps"]
+    residual: Float[Tensor, "steps"]
+    moved: Float[Tensor, "steps"]
+    rule: dict[str, Float[Tensor, "steps fields"]]
+    samples: dict[str, Float[Tensor, "steps sample"]]
+
+
+class MemoryReader:
+    """A memory's files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest = read_manifest(directory)
+        files = [self.manifest.initial, *self.manifest.segments]
+        for entry in files if self.manifest.final is None else [*files, self.manifest.final]:
+            check_size(directory / entry.file, entry.bytes)
+        self.segments = [
+            Segment(directory, entry, self.manifest) for entry in self.manifest.segments
+        ]
+        self.layers = {n: LayerReader(n, entry, self) for n, entry in self.manifest.layers.items()}
+        self._logs: dict[str, StepLog] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.bytes for segment in self.manifest.segments)
+
+    def layer(self, name: str) -> LayerReader:
+        if name not in self.layers:
+            known = ", ".join(self.layers)
+            raise UnknownNameError(f'No layer "{name}" in {self.directory}. It has: {known}.')
+        return self.layers[name]
+
+    def column_kind(self, name: str) -> str:
+        if name not in self.manifest.columns:
+            known = ", ".join(self.manifest.columns) or "none"
+            raise UnknownNameError(f'No column "{name}" in {self.directory}. It has: {known}.')
+        return self.manifest.columns[name].kind
+
+    @cached_property
+    def initial(self) -> dict[str, Tensor]:
+        return map_tensors(self.directory / self.manifest.initial.file, self.manifest.initial.bytes)
+
+    @cached_property
+    def final(self) -> dict[str, Tensor] | None:
+        entry = self.manifest.final
+        return None if entry is None else map_tensors(self.directory / entry.file, entry.bytes)
+
+    def log(self, layer: str) -> StepLog:
+        if layer not in self._logs:
+            self._logs[layer] = self._read_log(layer)
+        return self._logs[layer]
+
+    def _read_log(self, layer: str) -> StepLog:
+        entry = self.manifest.layers[layer]
+
+        def joined(name: str, width: int) -> Tensor:
+            found = [s.tensors[name] for s in self.segments if name in s.tensors]
+            return torch.cat(found) if found else torch.empty(0, width, dtype=torch.float64)
+
+        probe = joined(names.probe_tensor(layer), 3)
+        fields = len(self.manifest.log_fields)
+        return StepLog(
+            *probe.unbind(1),
+            rule={p: joined(names.rule_tensor(layer, p), fields) for p in entry.trained},
+            samples={p: joined(names.sample_tensor(layer, p), 0) for p in entry.trained},
+        )
+
+    def damaged(self) -> list[str]:
+        """Reads every file and compares it with its checksum; returns what is wrong, in sentences."""
+        found = []
+        entries = [self.manifest.initial, *self.manifest.segments]
+        for entry in entries if self.manifest.final is None else [*entries, self.manifest.final]:
+            checksum = file_checksum(self.directory / entry.file)
+            if checksum != entry.checksum:
+                found.append(
+                    f"{self.directory / entry.file} has checksum {checksum}, memory.json says "
+                    f"{entry.checksum}: its content has changed since it was written."
+                )
+        return found
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,95 @@
+"""Slots on their way to the disk: what one training step leaves behind, and the names it gets in a file.
+
+A segment holds, for each layer, `LAYER/keys`, `LAYER/errors` (and their scales), `LAYER/index` where keys
+are kept once, `LAYER/column/NAME`, and the step log under `/log/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from spotlights.dual_form import GradientProbe
+
+KEYS, KEY_SCALE, ERRORS, ERROR_SCALE, INDEX = "keys", "key_scale", "errors", "error_scale", "index"
+LOG = "/log/"
+"""No layer can have this prefix: names of layers are never empty."""
+STEPS = f"{LOG}step"
+SAMPLE_SIZE = 64
+
+
+def layer_tensor(layer: str, what: str) -> str:
+    return f"{layer}/{what}"
+
+
+def column_tensor(layer: str, column: str) -> str:
+    return f"{layer}/column/{column}"
+
+
+def probe_tensor(layer: str) -> str:
+    """Per step: γ, the unexplained share, and 1 if the weights were changed outside the optimizer."""
+    return f"{LOG}{layer}/probe"
+
+
+def rule_tensor(layer: str, parameter: str) -> str:
+    """Per step: the fields of the update rule."""
+    return f"{LOG}{layer}/{parameter}/rule"
+
+
+def sample_tensor(layer: str, parameter: str) -> str:
+    """Per step: some entries of the parameter after the step (see `sample_positions`)."""
+    return f"{LOG}{layer}/{parameter}/sample"
+
+
+def sample_positions(numel: int) -> Int64[Tensor, "sample"]:
+    """Which entries of a parameter the step log keeps: the same ones for every parameter of that size."""
+    generator = torch.Generator().manual_seed(numel)
+    return torch.randint(numel, (min(SAMPLE_SIZE, numel),), generator=generator)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The slots of one call of one layer, encoded for storage."""
+
+    keys: Shaped[Tensor, "rows in_features"]
+    key_scale: Float[Tensor, "rows"] | None
+    errors: Shaped[Tensor, "rows out_features"] | None
+    error_scale: Float[Tensor, "rows"] | None
+    columns: dict[str, Shaped[Tensor, "rows"]]
+    may_repeat: bool = False
+    """The keys are data, not the output of another trained layer: the next epoch brings them again."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.keys, self.key_scale, self.errors, self.error_scale, *self.columns.values())
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """What one optimizer step left behind in one layer."""
+
+    rows: list[Rows]
+    probe: GradientProbe
+    moved: bool
+    rule: dict[str, list[float]] = field(default_factory=dict)
+    """Fields of the update rule, for weight and bias."""
+    samples: dict[str, Float[Tensor, "sample"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one optimizer step left behind."""
+
+    step: int
+    layers: dict[str, LayerStep]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for layer in self.layers.values() for rows in layer.rows)

@@ -1,0 +1,176 @@
+"""One safetensors file: written in a stream without copying, mapped without reading.
+
+A file is written beside its place, synced, and renamed into it, so that it is there whole or not at
+all. The layout is the published safetensors one; any safetensors reader opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from spotlights.errors import MemoryFormatError
+
+_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int8": "I8"}
+_DTYPES = {code: getattr(torch, name) for name, code in _CODES.items()}
+_PAGE = 4096
+_BUFFER_BYTES = 1 << 20
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tuple[int, str]:
+    """Writes each tensor, given as blocks to be joined along the first dimension.
+
+    Returns the size in bytes and the checksum of the whole file.
+    """
+    # Wider types first: each tensor then starts at a multiple of its item size.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
+    header: dict[str, object] = {}
+    offset = 0
+    for name, blocks in ordered:
+        shape = [sum(len(block) for block in blocks), *blocks[0].shape[1:]]
+        size = sum(block.nbytes for block in blocks)
+        header[name] = {
+            "dtype": _CODES[blocks[0].dtype.name],
+            "shape": shape,
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    checksum = xxhash.xxh3_64()
+
+    def stream() -> Iterable[np.ndarray]:
+        yield np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
+        for _, blocks in ordered:
+            for block in blocks:
+                yield np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with _Stream(temporary) as file:
+            for piece in stream():
+                checksum.update(piece)
+                file.write(piece)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    put_in_place(temporary, path)
+    return 8 + len(encoded) + offset, checksum.hexdigest()
+
+
+class _Stream:
+    """Writes a file past the system's page cache where that is possible, through one aligned buffer.
+
+    Training needs the cores: filling the cache and having the system write it back later costs several
+    times the processor time of handing the bytes to the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            self._file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+        except OSError:  # a file system without direct access
+            self._file = os.open(path, flags, 0o644)
+        self._map = mmap.mmap(-1, _BUFFER_BYTES)  # anonymous maps start at a page
+        self._buffer = np.frombuffer(self._map, dtype=np.uint8)
+        self._filled = 0
+        self._size = 0
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def write(self, piece: np.ndarray) -> None:
+        self._size += len(piece)
+        while len(piece):
+            room = min(len(piece), _BUFFER_BYTES - self._filled)
+            np.copyto(self._buffer[self._filled : self._filled + room], piece[:room])
+            self._filled += room
+            piece = piece[room:]
+            if self._filled == _BUFFER_BYTES:
+                self._empty(_BUFFER_BYTES)
+
+    def _empty(self, count: int) -> None:
+        rest = memoryview(self._buffer)[:count]
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self._filled = 0
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                self._empty(-(-self._filled // _PAGE) * _PAGE)
+                os.ftruncate(self._file, self._size)
+                os.fsync(self._file)
+        finally:
+            os.close(self._file)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Renames a synced file into its place, and syncs the directory that now names it."""
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def check_size(path: Path, expected_bytes: int) -> None:
+    """A mapped file that is shorter than it should be would kill the process when it is read."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise MemoryFormatError(
+            f"{path} is missing, but memory.json lists it. Restore it from a copy of the memory."
+        ) from None
+    if size != expected_bytes:
+        raise MemoryFormatError(
+            f"{path} has {size:,} bytes, but memory.json says {expected_bytes:,}: "
+            "it was truncated or replaced. Restore it from a copy of the memory."
+        )
+
+
+def map_tensors(path: Path, expected_bytes: int) -> dict[str, Tensor]:
+    """Maps a file's tensors into memory; bytes are read when they are used."""
+    check_size(path, expected_bytes)
+    try:
+        with safe_open(path, framework="np") as file:  # checks the header; reads no data
+            names = set(file.keys())
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(length))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise MemoryFormatError(f"{path} is not a readable safetensors file: {error}.") from error
+    storage = torch.UntypedStorage.from_file(str(path), False, expected_bytes)
+    tensors = {}
+    for name in names:
+        entry = header[name]
+        dtype = _DTYPES.get(entry["dtype"])
+        start = 8 + length + entry["data_offsets"][0]
+        if dtype is None or start % dtype.itemsize:
+            raise MemoryFormatError(
+                f"{path}: tensor {name!r} has dtype {entry['dtype']} at byte {start}, "
+                "which no version of Spotlights writes."
+            )
+        tensors[name] = torch.empty(0, dtype=dtype).set_(
+            storage, start // dtype.itemsize, entry["shape"]
+        )
+    return tensors
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum that `write_tensors` returned for this file."""
+    checksum = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            checksum.update(piece)
+    return checksum.hexdigest()

@@ -1,0 +1,449 @@
+"""`sl.record`: one `with` line around the user's training loop.
+
+Hooks listen to the layers, to the gradients and to the optimizer; the loop, its results and its random
+numbers stay what they are. If the memory can no longer be written, recording stops and training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spotlights._version import __version__
+from spotlights.dual_form import GradientProbe
+from spotlights.errors import (
+    RecordingStoppedWarning,
+    ResumeError,
+    SettingError,
+    SpotlightsWarning,
+    UnknownNameError,
+)
+from spotlights.layers import LayerAdapter, adapter_for
+from spotlights.memory.columns import Batch, ColumnTable
+from spotlights.memory.manifest import FILE
+from spotlights.memory.reader import MemoryReader
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, sample_positions
+from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
+from spotlights.optimizers import rule_for
+from spotlights.recording.layer import RecordedLayer
+
+
+def record(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    path: str | Path,
+    *,
+    layers: str | Sequence[str] | None = None,
+    dtype: str = "float32",
+    errors: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> Recorder:
+    """Records a training run as a memory: `with sl.record(model, optimizer, "run.memory") as recorder:`.
+
+    Args:
+        model: the network; its linear layers are recorded.
+        optimizer: the one optimizer that trains it.
+        path: the directory to write.
+        layers: names or patterns (`"layers.*"`) of the layers to record; all of them by default.
+        dtype: how keys and errors are kept: "float32" (exact for a float32 network), "float64",
+            "float16" or "int8" (one scale per row; answers are then approximate and say so).
+        errors: False keeps keys only: scores work, contributions and masks do not.
+        resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
+            last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
+            memory if there is none.
+        overwrite: replace the memory at `path`.
+        segment_bytes: how much is collected before it is written. A crash loses at most this much.
+    """
+    if resume and overwrite:
+        raise SettingError("Give resume=True or overwrite=True, not both.")
+    return Recorder(
+        model,
+        optimizer,
+        Path(path),
+        patterns=[layers] if isinstance(layers, str) else layers,
+        dtype=dtype,
+        errors=errors,
+        resume=resume,
+        overwrite=overwrite,
+        segment_bytes=segment_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A layer's part of a step that the optimizer is about to take."""
+
+    rows: list[Rows]
+    probe: GradientProbe
+    moved: bool
+    rule: dict[str, list[float]]
+
+
+class Recorder:
+    """Records while its `with` block runs; made by `record`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        path: Path,
+        *,
+        patterns: Sequence[str] | None,
+        dtype: str,
+        errors: bool,
+        resume: bool,
+        overwrite: bool,
+        segment_bytes: int,
+    ) -> None:
+        self.path = path
+        self.step = 0
+        """How many optimizer steps the memory has."""
+        self._model = model
+        self._optimizer = optimizer
+        self._rule = rule_for(optimizer)
+        self._errors = errors
+        self._resume = resume
+        self._overwrite = overwrite
+        self._segment_bytes = segment_bytes
+        self._pool = BufferPool(max_bytes=4 * segment_bytes)
+        self._layers = _find_layers(model, optimizer, patterns, dtype, errors, self._pool)
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._writer: MemoryWriter | None = None
+        self._columns = ColumnTable()
+        self._batch = Batch()
+        self._paused = 0
+        self._was_paused = False
+        self._warned = False
+        self._staged: dict[str, _Staged] = {}
+
+    # -- what users call -------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        if self._resume and (self.path / FILE).exists():
+            self.step = self._matching_step()
+        if self.step:
+            self._writer = MemoryWriter.resume(
+                self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes
+            )
+            self._columns = self._writer.columns
+        else:
+            self._writer = self._create()
+        for name in ("step", "position"):
+            self._columns.declare(name, "int")
+        for layer in self._layers.values():
+            self._handles += layer.hook(self._current_batch)
+        self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
+        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._unhook()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close(self._parameters())
+            if writer.failure is not None:
+                self._warn_stopped(writer.failure)
+
+    def batch(self, **columns: Any) -> None:
+        """Says who is in the next batch: `recorder.batch(example=ids, label=labels, source="mnist")`.
+
+        Each column is one value for the whole batch, one per example (B,), or one per position (B, L);
+        numbers, strings or tensors. It holds until the next call, at most until the optimizer steps.
+        """
+        if self._writer is None and not self._warned:
+            raise SettingError("recorder.batch(…) was called outside its `with` block.")
+        self._batch = Batch({name: self._columns.encode(name, v) for name, v in columns.items()})
+
+    def flush(self) -> None:
+        """Waits until all steps so far are on disk; call it when you save a checkpoint."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is recorded inside: `with recorder.paused(): …`."""
+        self._paused += 1
+        self._was_paused = True
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def _create(self) -> MemoryWriter:
+        covered = {id(p) for layer in self._layers.values() for p in layer.parameters.values()}
+        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        initial = dict(self._parameters())
+        for state in self._rule.states if self._rule else ():
+            for name, parameter in self._named_parameters():
+                value = self._optimizer.state.get(parameter, {}).get(state)
+                if value is not None:
+                    initial[f"{name}/{state}"] = value.detach().clone()
+        manifest: dict[str, object] = {
+            "spotlights": __version__,
+            "torch": torch.__version__,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "layers": {name: layer.entry() for name, layer in self._layers.items()},
+            "optimizer": type(self._optimizer).__name__,
+            "rule": self._rule.name if self._rule else None,
+            "log_fields": list(self._rule.fields) if self._rule else [],
+            "errors": self._errors,
+            "git_revision": _git_revision(),
+            "seed": torch.initial_seed(),
+            "uncovered": [
+                name
+                for name, p in self._model.named_parameters()
+                if id(p) in trained and p.requires_grad and id(p) not in covered
+            ],
+        }
+        return MemoryWriter.create(
+            self.path,
+            manifest,
+            initial,
+            self._columns,
+            pool=self._pool,
+            overwrite=self._overwrite or self._resume,
+            segment_bytes=self._segment_bytes,
+        )
+
+    def _matching_step(self) -> int:
+        """The latest step of the memory whose weights the model holds."""
+        reader = MemoryReader(self.path)
+        described = {
+            name: (entry.in_features, entry.out_features, entry.bias, entry.storage, entry.trained)
+            for name, entry in reader.manifest.layers.items()
+        }
+        ours = {
+            name: (e.in_features, e.out_features, e.bias, e.storage, e.trained)
+            for name, e in ((name, layer.entry()) for name, layer in self._layers.items())
+        }
+        if described != ours or reader.manifest.errors != self._errors:
+            raise ResumeError(
+                f"{self.path} was recorded with other layers or settings. It has: {described}; "
+                f"this recording has: {ours}. Record to another path."
+            )
+        if reader.manifest.optimizer != type(self._optimizer).__name__:
+            raise ResumeError(
+                f"{self.path} was recorded with {reader.manifest.optimizer}, not with "
+                f"{type(self._optimizer).__name__}. Record to another path."
+            )
+        samples = {
+            (name, parameter): value
+            for name, layer in self._layers.items()
+            for parameter, value in layer.samples().items()
+        }
+        steps = reader.manifest.steps
+        agrees = torch.ones(steps, dtype=torch.bool)
+        agrees_initially = True
+        for (name, parameter), value in samples.items():
+            agrees &= (reader.log(name).samples[parameter] == value).all(dim=-1)
+            initial = reader.initial[f"{name}/{parameter}"].reshape(-1)
+            agrees_initially &= torch.equal(initial[sample_positions(initial.numel())], value)
+        if agrees.any():
+            return int(agrees.nonzero()[-1]) + 1
+        if agrees_initially:
+            return 0
+        raise ResumeError(
+            f"The model holds the weights of none of the {steps} steps in {self.path}. Load the checkpoint "
+            "that goes with this memory before resuming, or record to another path."
+        )
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, layer in self._layers.items():
+            for parameter, value in layer.parameters.items():
+                yield f"{name}/{parameter}", value
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._named_parameters()}
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def _current_batch(self) -> Batch | None:
+        return None if self._paused else self._batch
+
+    def _on_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # With a closure, the gradients that count are those it leaves behind.
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._then_stage(args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._then_stage(kwargs["closure"])}
+        self._stage()
+        return None
+
+    def _then_stage(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def wrapped() -> Any:
+            result = closure()
+            self._stage()
+            return result
+
+        return wrapped
+
+    def _stage(self) -> None:
+        """Takes the slots whose gradients the optimizer is about to use, and what it will do with them."""
+        groups = {id(p): g for g in self._optimizer.param_groups for p in g["params"]}
+        scale = getattr(
+            self._optimizer, "grad_scale", None
+        )  # fused optimizers unscale by themselves
+        loss_scale = 1.0 if scale is None else float(scale)
+        self._staged = {}
+        with torch.no_grad():
+            for name, layer in self._layers.items():
+                probe = layer.probe(loss_scale)
+                rows = layer.take()
+                rule = {}
+                if self._rule is not None:
+                    for parameter_name in layer.trained:
+                        parameter = layer.parameters[parameter_name]
+                        rule[parameter_name] = self._rule.log(
+                            groups[id(parameter)],
+                            self._optimizer.state.get(parameter, {}),
+                            parameter.grad is not None,
+                        )
+                if not rows and probe.residual == 1.0:
+                    self._warn_unseen(layer)
+                # A gradient that was zeroed after its backward pass: nothing of these slots is used.
+                self._staged[name] = _Staged(
+                    rows if probe.factor != 0.0 else [], probe, layer.moved(), rule
+                )
+
+    def _after_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
+        if not self._staged or (skipped is not None and float(skipped) != 0.0):
+            self._staged = {}
+            return
+        layers = {}
+        with torch.no_grad():
+            for name, staged in self._staged.items():
+                for rows in staged.rows:
+                    rows.columns["step"] = torch.full((len(rows),), self.step)
+                layers[name] = LayerStep(
+                    staged.rows,
+                    staged.probe,
+                    staged.moved,
+                    staged.rule,
+                    self._layers[name].settle(),
+                )
+        self._staged = {}
+        self._batch = Batch()
+        self._was_paused = self._paused > 0
+        assert self._writer is not None
+        self._writer.add(StepRecord(self.step, layers))
+        self.step += 1
+        if self._writer.failure is not None:
+            self._unhook()
+            self._warn_stopped(self._writer.failure)
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in self._layers.values():
+            layer.unhook()
+
+    # -- warnings --------------------------------------------------------------------------------
+
+    def _warn_stopped(self, failure: BaseException) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"Recording to {self.path} has stopped: {failure}. Training goes on unrecorded; the steps "
+            "committed so far can be opened.",
+            RecordingStoppedWarning,
+            stacklevel=3,
+        )
+
+    def _warn_unseen(self, layer: RecordedLayer) -> None:
+        if self._was_paused or self._warned_unseen:
+            return
+        self._warned_unseen = True
+        training = any(module.training for module in self._model.modules())
+        reason = (
+            "its forward hooks saw no training pass (is its weight used outside its module?)"
+            if training
+            else "the model is in eval mode, in which nothing is recorded (call model.train())"
+        )
+        warnings.warn(
+            f'At step {self.step} layer "{layer.name}" got a gradient but no slots: {reason}. '
+            "The step log notes such steps, and verify will report them.",
+            SpotlightsWarning,
+            stacklevel=4,
+        )
+
+    _warned_unseen = False
+
+
+def _find_layers(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    patterns: Sequence[str] | None,
+    dtype: str,
+    errors: bool,
+    pool: BufferPool,
+) -> dict[str, RecordedLayer]:
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found: dict[int, tuple[LayerAdapter, dict[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        adapter = adapter_for(module)
+        if adapter is not None:
+            _, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
+            modules[name or type(module).__name__.lower()] = module
+    if not found:
+        raise SettingError(
+            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: linear layers."
+        )
+    storage = storage_named(dtype)
+    generator = torch.Generator().manual_seed(0)
+    layers = {}
+    for adapter, modules in found.values():
+        if patterns is not None and not any(fnmatchcase(m, p) for m in modules for p in patterns):
+            continue
+        layer = RecordedLayer(
+            next(iter(modules)),
+            modules,
+            adapter,
+            trained,
+            storage=storage,
+            pool=pool,
+            errors=errors,
+            generator=generator,
+        )
+        layers[layer.name] = layer
+    if not layers:
+        names = ", ".join(name for _, modules in found.values() for name in modules)
+        raise UnknownNameError(f"No layer matches {list(patterns or [])}. The model has: {names}.")
+    return layers
+
+
+def _git_revision() -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
