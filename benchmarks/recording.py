@@ -2,9 +2,11 @@
 
     python benchmarks/recording.py
 
-Two identical networks train in turns, some steps each, one of them recorded. A recorded turn ends when
-all of it is on disk. Prints the median over the turns of recorded time / unrecorded time, and the largest
-extra memory of the recorded process.
+Two identical networks train in turns, some steps each, one of them recorded, so that whatever else the
+machine does hits both. A recorded turn ends when all of it is on disk. The wait for its last segment comes
+once a turn; turns are long enough that it weighs no more than at a checkpoint of a real run. Prints the
+median over the turns of recorded time / unrecorded time, and the largest extra memory of the recorded
+process. Run it on an otherwise idle machine: a second busy process moves the ratio by more than recording.
 """
 
 from __future__ import annotations
@@ -31,9 +33,7 @@ class Run:
     def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         torch.manual_seed(0)
         self.images, self.labels = images, labels
-        self.model = nn.Sequential(
-            nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 800), nn.ReLU(), nn.Linear(800, 10)
-        )
+        self.model = nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 800), nn.ReLU(), nn.Linear(800, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=3e-3, momentum=0.9)
         self.generator = torch.Generator().manual_seed(0)
 
@@ -64,9 +64,7 @@ def measure(dtype: str, turns: int, steps: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
-        sl.record(
-            recorded.model, recorded.optimizer, Path(folder) / "run.memory", dtype=dtype
-        ) as r,
+        sl.record(recorded.model, recorded.optimizer, Path(folder) / "run.memory", dtype=dtype) as r,
     ):
         recorded.steps(steps, r)
         pairs = [(plain.steps(steps), recorded.steps(steps, r)) for _ in range(turns)]
@@ -83,7 +81,7 @@ def measure(dtype: str, turns: int, steps: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16", "int8"])
     options = parser.parse_args()
     for name in options.dtype:

@@ -170,9 +170,7 @@ def test_each_source_is_asked_only_for_what_is_missing(data: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("damage", ["another file", "cut short", "one bit"])
-def test_a_corrupt_cached_file_is_replaced_not_trusted(
-    damage: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_corrupt_cached_file_is_replaced_not_trusted(damage: str, cache: Path, monkeypatch: pytest.MonkeyPatch):
     fill(cache)
     victim = cache / "train-images.gz"
     good = victim.read_bytes()
@@ -214,9 +212,7 @@ def test_a_corrupt_file_in_the_data_folder_is_named_with_both_checksums(data: Pa
     assert TINY.files["test"][0].md5 in message
 
 
-def test_a_wrong_package_leaves_nothing_in_the_cache(
-    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_wrong_package_leaves_nothing_in_the_cache(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     offer_package(monkeypatch, dict.fromkeys(CONTENTS, b"not this"))
     with pytest.raises(DatasetError, match="fake package tiny-data"):
         datasets.load("tiny")
@@ -236,9 +232,7 @@ def test_a_write_that_fails_leaves_no_partial_file_and_still_gives_the_data(
     assert files_in(cache) == []
 
 
-def test_what_a_killed_process_left_half_written_is_swept(
-    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_a_killed_process_left_half_written_is_swept(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     old, young = cache / ".test-labels.gz.abc.part", cache / ".test-labels.gz.def.part"
     for path in (old, young):
         path.write_bytes(b"half")
@@ -265,9 +259,7 @@ def test_the_error_tells_every_source_and_what_to_do(data: Path, monkeypatch: py
     assert "set SPOTLIGHTS_DATA" in lines[-1]
 
 
-def test_a_mirror_that_refuses_is_not_asked_for_every_file(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_mirror_that_refuses_is_not_asked_for_every_file(data: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
     def refuse(url: str, *, limit: int) -> bytes:
@@ -300,9 +292,7 @@ def mirror(tmp_path: Path):
         server.shutdown()
 
 
-def test_a_download_is_checked_and_then_cached(
-    data: Path, cache: Path, mirror, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_download_is_checked_and_then_cached(data: Path, cache: Path, mirror, monkeypatch: pytest.MonkeyPatch):
     folder, address = mirror
     fill(folder)
     offer(monkeypatch, mirrors=[address])

@@ -18,23 +18,22 @@ from spotlights.attention.scan import Job, scan
 class DualLinear(nn.Module):
     """A linear layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
 
-    def __init__(self, view: View, layer: str) -> None:
+    def __init__(self, view: View, layer: str, *, own_bias: Tensor | None = None) -> None:
+        """`own_bias`: that of a module which shares its weight, and so the memory, but not its bias."""
         super().__init__()
+        self._own_bias = 0.0 if own_bias is None else own_bias.detach().double().cpu()
         self._view = view
         self._layer = view.reader.layer(layer)
         self._unrolled = view.unrolled(layer)
 
-    def forward(
-        self, input: Float[Tensor, "*lead in_features"]
-    ) -> Float[Tensor, "*lead out_features"]:
+    def forward(self, input: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
         queries = input.detach().reshape(-1, input.shape[-1]).cpu()
         made = queries.double() @ self._unrolled.initial_weight.T + self._unrolled.initial_bias
+        made += self._own_bias
         out_features = self._layer.entry.out_features
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[start : start + _QUERIES_AT_ONCE]
-            reducer = OutputReducer(
-                len(some), out_features, self._unrolled.weight, self._unrolled.bias
-            )
+            reducer = OutputReducer(len(some), out_features, self._unrolled.weight, self._unrolled.bias)
             products = Products(self._layer, some)
             scan([Job(self._layer, self._view.selection, len(some), products, [reducer])])
             made[start : start + len(some)] += reducer.output
@@ -50,20 +49,22 @@ _QUERIES_AT_ONCE = 1024
 def dual_model(view: View, model: nn.Module) -> nn.Module:
     """A copy of the model with every recorded layer in dual form."""
     replaced = copy.deepcopy(model).eval()
+    duals: dict[nn.Module, DualLinear] = {}
     for name, entry in view.reader.manifest.layers.items():
         for path in entry.modules:
             module = find_module(replaced, path, entry)
-            dual = DualLinear(view, name)
-            if module is replaced:
-                return dual
+            bias = None if entry.bias else module._parameters.get("bias")
+            duals[module] = DualLinear(view, name, own_bias=bias)
+    if replaced in duals:
+        return duals[replaced]
+    for path, module in list(replaced.named_modules(remove_duplicate=False)):  # a module may have two places
+        if module in duals:
             parent, _, child = path.rpartition(".")
-            setattr(replaced.get_submodule(parent), child, dual)
+            setattr(replaced.get_submodule(parent), child, duals[module])
     return replaced
 
 
-def primal_model(
-    view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]
-) -> nn.Module:
+def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]) -> nn.Module:
     """A copy of the model with the given weights in every recorded layer."""
     replaced = copy.deepcopy(model).eval()
     with torch.no_grad():

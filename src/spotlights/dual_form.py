@@ -87,15 +87,13 @@ class GradientProbe:
     """The share of the gradient that the slots do not explain; 0 up to rounding when all is recorded."""
 
 
-def probe_gradient(
-    gradient: Float[Tensor, "out_features"], from_slots: Float[Tensor, "out_features"]
-) -> GradientProbe:
+def probe_gradient(gradient: Float[Tensor, "out_features"], from_slots: Float[Tensor, "out_features"]) -> GradientProbe:
     """Compares `G u` with `Σ_t δ_t (k_t·u)` for one random vector `u`, by least squares.
 
     Both arguments are that product, so the comparison costs no more than a matrix-vector product.
     For a Gaussian `u` the residual estimates the relative Frobenius norm of what is unexplained.
     """
-    seen, explained = gradient.double().cpu().numpy(), from_slots.double().cpu().numpy()
+    seen, explained = gradient.cpu().numpy(), from_slots.cpu().numpy()
     energy, norm = float(explained @ explained), math.sqrt(float(seen @ seen))
     if energy == 0.0:
         return GradientProbe(factor=1.0, residual=0.0 if norm == 0.0 else 1.0)

@@ -6,6 +6,7 @@ nothing, and compose: `memory.as_of(3000).where(source="mnist").without(label=3)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from spotlights.attention.reducers import PartsReducer
 from spotlights.attention.scan import Job, scan
 from spotlights.attention.tables import Printable, build
 from spotlights.dual import dual_model, primal_model
-from spotlights.errors import SettingError, UnknownNameError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
@@ -182,7 +183,7 @@ class Memory:
         reader = self._view.reader.layer(layer)
         if isinstance(self._view.selection, Everything):
             return reader.slots
-        return sum(len(block) for block in reader.blocks(self._view.selection, 1 << 20))
+        return reader.count(self._view.selection)
 
     @property
     def info(self) -> MemoryInfo:
@@ -221,9 +222,7 @@ class Memory:
 
     def _select(self, conditions: dict[str, Any]) -> Selection:
         if not conditions:
-            raise SettingError(
-                'Give at least one condition, such as where(label=3) or where(source="mnist").'
-            )
+            raise SettingError('Give at least one condition, such as where(label=3) or where(source="mnist").')
         selected: Selection = Everything()
         for column, wanted in conditions.items():
             selected = selected & self._condition(column, wanted)
@@ -232,26 +231,23 @@ class Memory:
     def _condition(self, column: str, wanted: Any) -> Selection:
         kind = self._view.reader.column_kind(column)
         if isinstance(wanted, range) and kind != "string":
-            return Between(column, wanted)
+            return Between(column, wanted if wanted.step > 0 else wanted[::-1])
         if isinstance(wanted, Tensor | np.ndarray):
             wanted = wanted.tolist()
-        several = isinstance(wanted, Sequence | set | frozenset | range) and not isinstance(
-            wanted, str
-        )
-        items = list(wanted) if several else [wanted]
+        several = isinstance(wanted, Sequence | set | frozenset | range) and not isinstance(wanted, str)
+        items: list[Any] = list(wanted) if several else [wanted]
+        items = [item.item() if isinstance(item, Tensor | np.generic) else item for item in items]
         shown = str(wanted) if len(items) <= 8 else f"one of {len(items):,} values"
         if kind != "string":
             if not all(isinstance(item, int | float) for item in items):
-                raise SettingError(
-                    f'The column "{column}" holds numbers; {shown} cannot be one of them.'
-                )
+                raise SettingError(f'The column "{column}" holds numbers; {shown} cannot be one of them.')
+            if kind == "int":
+                items = [item for item in items if float(item).is_integer()]  # 2.5 is no label
             return OneOf(column, tuple(items), shown)
         strings = self._view.strings(column)
         for item in items:
             if item not in strings:
-                raise UnknownNameError(
-                    f"No slot has {column}={item!r}. The column has: {', '.join(strings[:20])}."
-                )
+                raise UnknownNameError(f"No slot has {column}={item!r}. The column has: {', '.join(strings[:20])}.")
         return OneOf(column, tuple(strings.index(item) for item in items), shown)
 
     # -- questions -----------------------------------------------------------------------------
@@ -280,9 +276,7 @@ class Memory:
         reader = self._view.reader.layer(layer)
         unrolled = self._view.unrolled(layer)
         entry = reader.entry
-        parts = PartsReducer(
-            (entry.out_features, entry.in_features), unrolled.weight, unrolled.bias
-        )
+        parts = PartsReducer((entry.out_features, entry.in_features), unrolled.weight, unrolled.bias)
         nothing = torch.empty(0, 0)
         scan([Job(reader, self._view.selection, 0, lambda block: nothing, [parts])])
         found = {"weight": unrolled.initial_weight + parts.weight}
@@ -314,12 +308,11 @@ class Memory:
             files: also read every file and compare it with its checksum.
         """
         reader = self._view.reader
-        for layer in reader.layers:
-            self._view.unrolled(layer)  # refuses before the long part, if it must
-        damaged = reader.damaged() if files else []
-        checks = {
-            name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()
-        }
+        with _damage_named(reader):
+            for layer in reader.layers:
+                self._view.unrolled(layer)  # refuses before the long part, if it must
+            damaged = reader.damaged() if files else []
+            checks = {name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()}
         return Verification(checks, damaged)
 
     def _check(self, name: str, entry: LayerEntry, model: nn.Module | None) -> Check:
@@ -359,6 +352,20 @@ class Memory:
             moved_steps=log.moved[:until].nonzero().flatten().tolist(),
             tolerance=_tolerance(entry),
         )
+
+
+@contextlib.contextmanager
+def _damage_named(reader: MemoryReader) -> Iterator[None]:
+    """Damaged numbers can fail anywhere: then the damaged file is the error."""
+    try:
+        yield
+    except SpotlightsError:
+        raise
+    except Exception as error:
+        damaged = reader.damaged()
+        if not damaged:
+            raise
+        raise MemoryFormatError(" ".join(damaged)) from error
 
 
 def _ratio(difference: Tensor, norm: Tensor) -> float:
@@ -413,9 +420,7 @@ class MemoryInfo(Printable):
             keys = f"{layer.distinct_keys:,}" if layer.distinct_keys != layer.slots else "–"
             shape = f"{layer.in_features} → {layer.out_features}"
             state = ", ".join(layer.trained) or "frozen"
-            rows.append(
-                [layer.name, layer.kind, shape, f"{layer.slots:,}", keys, layer.storage, state]
-            )
+            rows.append([layer.name, layer.kind, shape, f"{layer.slots:,}", keys, layer.storage, state])
         names = ["layer", "kind", "shape", "slots", "distinct keys", "stored as", "trained"]
         exact = "contributions are exact" if known["exact"] else "scores only"
         note = (

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.attention.forward import ForwardPass, Target
+from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
 from spotlights.attention.products import Products, error_products
-from spotlights.attention.questions import Question
+from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
-from spotlights.attention.results import Top
+from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, Values, scan
 from spotlights.errors import UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
@@ -39,9 +40,7 @@ class Attention(Measure):
     def note(self) -> str | None:
         notes = [super().note]
         if self.kernel != "dot":
-            notes.append(
-                f'kernel "{self.kernel}": for looking; contributions use the plain product'
-            )
+            notes.append(f'kernel "{self.kernel}": for looking; contributions use the plain product')
         return "; ".join(note for note in notes if note) or None
 
     def values(self, chosen: slice) -> Values:
@@ -55,6 +54,22 @@ class Attention(Measure):
         """The score of every slot of the view, in the order of their numbers."""
         return self._all("The scores")[0]
 
+    def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
+        question = AskTotals(column, absolute, bins)
+        if self.kernel == "dot":
+            quick = quick_totals(
+                self.layer,
+                self.view.selection,
+                self.queries,
+                self.grouping(column, bins),
+                absolute=absolute,
+            )
+            if quick is not None:
+                return question.totals(self, *quick)
+        return self.ask(question)[0]
+
+    totals.__doc__ = Measure.totals.__doc__
+
     def contributions(self, target: Target) -> Contributions:
         """What each slot adds to a number of interest: signed, and adding up.
 
@@ -66,13 +81,13 @@ class Attention(Measure):
             raise UnsupportedError(
                 f'Contributions are exact for the plain product only, not for kernel="{self.kernel}".'
             )
-        directions = self._forward.directions(self.layer.name, target).cpu()
+        directions = self._forward.directions(self.layer.name, target)
         return Contributions(
             self.view,
             self.layer,
             self.queries,
-            directions,
-            exact=self._forward.is_output(self.layer.name),
+            directions.cpu(),
+            exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 
     def plot(self, query: int = 0, **options: Any) -> Figure:
@@ -127,11 +142,7 @@ class Contributions(Measure):
 
     @property
     def note(self) -> str | None:
-        order = (
-            None
-            if self.exact
-            else "first order: a hidden layer's share, through the gradient of the target"
-        )
+        order = None if self.exact else "first order: a hidden layer's share, through the gradient of the target"
         return "; ".join(n for n in (order, super().note) if n) or None
 
     def values(self, chosen: slice) -> Values:
@@ -157,11 +168,7 @@ class Contributions(Measure):
 
     def total(self) -> Float[Tensor, "queries"]:
         """The sum over all slots of the view. With `initial`: the number itself, if nothing is masked."""
-        return (
-            self.totals("step", bins=1).values[:, 0]
-            if self.layer.slots
-            else torch.zeros(len(self.queries))
-        )
+        return self.totals("step", bins=1).values[:, 0] if self.layer.slots else torch.zeros(len(self.queries))
 
     def bottom(self, k: int = 10, *, by: str | None = None, per: str | None = None) -> Top:
         """The k slots that speak most against the number; arguments as in `top`."""

@@ -43,9 +43,7 @@ class ForwardPass:
             for name, entry in layers.items():
                 for path in entry.modules:
                     module = find_module(model, path, entry)
-                    handles.append(
-                        module.register_forward_hook(self._hook(name, entry), with_kwargs=True)
-                    )
+                    handles.append(module.register_forward_hook(self._hook(name, entry), with_kwargs=True))
             model.eval()
             with torch.enable_grad():
                 self.output = _call(model, inputs)
@@ -55,20 +53,17 @@ class ForwardPass:
             for module, training in modes.items():
                 module.training = training
 
-    def _hook(self, name: str, entry: LayerEntry) -> Callable[..., None]:
+    def _hook(self, name: str, entry: LayerEntry) -> Callable[..., Tensor]:
         adapter = adapter_named(entry.kind)
         if adapter is None:
-            raise UnsupportedError(
-                f'Layer "{name}" is of kind "{entry.kind}", which is unknown here.'
-            )
+            raise UnsupportedError(f'Layer "{name}" is of kind "{entry.kind}", which is unknown here.')
 
-        def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-        ) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
             if not output.requires_grad:
                 output.requires_grad_()  # a frozen network: the way to its output is still asked for
-            self.calls[name].queries.append(adapter.keys(module, args, kwargs).detach())
+            self.calls[name].queries.append(adapter.keys(module, args, kwargs).detach().clone())
             self.calls[name].outputs.append(output)
+            return output.clone()  # what follows may work in place, as nn.ReLU(inplace=True) does
 
         return hook
 
@@ -82,39 +77,55 @@ class ForwardPass:
             and torch.equal(outputs[0].reshape(-1), self.output.reshape(-1))
         )
 
+    def adds_up(self, layer: str, target: Target, directions: Float[Tensor, "queries out_features"]) -> bool:
+        """Whether the number of interest is g·y and no more than that: contributions are then exact."""
+        if not self.is_output(layer):
+            return False
+        if not callable(target):
+            return True
+        with torch.no_grad():
+            chosen = self._numbers_of_interest(target).double()
+            made = (directions * self.calls[layer].outputs[0].reshape(directions.shape)).double()
+            if len(chosen) == 0 or len(made) % len(chosen):
+                return False
+            rounding = 64 * torch.finfo(directions.dtype).eps * made.abs().sum(dim=1)
+            difference = (made.sum(dim=1).reshape(len(chosen), -1).sum(dim=1) - chosen).abs()
+            return bool((difference <= rounding.reshape(len(chosen), -1).sum(dim=1)).all())
+
     def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
         """∂f/∂y for each row of a layer's output, f being the number of interest."""
-        chosen = self._numbers_of_interest(target)
+        with torch.enable_grad():
+            chosen = self._numbers_of_interest(target).sum()
         outputs = self.calls[layer].outputs
-        gradients = torch.autograd.grad(
-            chosen.sum(), outputs, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return torch.cat([g.reshape(-1, g.shape[-1]) for g in gradients])
 
     def _numbers_of_interest(self, target: Target) -> Float[Tensor, "inputs"]:
         if callable(target):
-            return target(self.output)
+            chosen = target(self.output)
+            if not isinstance(chosen, Tensor) or chosen.ndim != 1:
+                kind = f"shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+                raise ShapeMismatchError(
+                    f"The function given as target returned {kind}. It must return one number for each input."
+                )
+            return chosen
         if not isinstance(self.output, Tensor) or self.output.ndim != 2:
-            kind = (
-                tuple(self.output.shape)
-                if isinstance(self.output, Tensor)
-                else type(self.output).__name__
-            )
+            kind = tuple(self.output.shape) if isinstance(self.output, Tensor) else type(self.output).__name__
             raise SettingError(
                 f"The model's output is {kind}. target=6 needs an output of shape (inputs, classes); give a "
                 "function of the output instead: target=lambda output: output[:, -1, 6]."
             )
         count, classes = self.output.shape
         index = torch.as_tensor(target, device=self.output.device)
+        if index.is_floating_point() or index.dtype == torch.bool:
+            raise SettingError(f"target={target}: a class is a whole number.")
         if index.ndim > 1 or (index.ndim == 1 and len(index) != count):
             raise ShapeMismatchError(
-                f"target has shape {tuple(index.shape)}, but there are {count} inputs. Give one class, or one "
-                "for each input."
+                f"target has shape {tuple(index.shape)}, but there are {count} inputs. "
+                "Give one class, or one for each input."
             )
-        if index.min() < 0 or index.max() >= classes:
-            raise SettingError(
-                f"target={target}: the model's output has classes 0 to {classes - 1}."
-            )
+        if (index < 0).any() or (index >= classes).any():
+            raise SettingError(f"target={target}: the model's output has classes 0 to {classes - 1}.")
         return self.output.gather(1, index.expand(count)[:, None])[:, 0]
 
 

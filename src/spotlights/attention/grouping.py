@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import SettingError
@@ -15,17 +15,19 @@ from spotlights.memory.reader import Block, LayerReader
 class Grouping:
     """Numbers the groups that a column divides a layer's slots into."""
 
-    def __init__(
-        self, layer: LayerReader, column: str, strings: list[str], bins: int | None
-    ) -> None:
+    def __init__(self, layer: LayerReader, column: str, strings: list[str], bins: int | None) -> None:
         self.column = column
         self.kind = layer.column_kind(column)
         self._strings = strings
         values = layer.distinct(column)
         self._edges: Tensor | None = None
+        self._outside = 0
         if bins is not None:
             values = self._bin(values, bins)
         self._values = torch.from_numpy(np.ascontiguousarray(values))
+        self._consecutive = (
+            len(values) > 0 and self.kind != "float" and int(values[-1]) - int(values[0]) == len(values) - 1
+        )
 
     def _bin(self, values: np.ndarray, bins: int) -> np.ndarray:
         if self.kind == "string":
@@ -33,33 +35,51 @@ class Grouping:
         if bins < 1:
             raise SettingError(f"bins={bins}: give at least one.")
         known = values[values != MISSING_INT] if self.kind == "int" else values[~np.isnan(values)]
-        if len(known) == 0:
-            return known
-        first, last = (
-            known[0],
-            known[-1] + 1 if self.kind == "int" else np.nextafter(known[-1], np.inf),
-        )
-        edges = np.linspace(first, last, bins + 1)
+        self._outside = len(values) - len(known)  # at most one: slots without a value are in no range
+        edges = np.empty(1)
+        if len(known):
+            last = known[-1] + 1 if self.kind == "int" else np.nextafter(known[-1], np.inf)
+            edges = np.linspace(known[0], last, bins + 1)
         self._edges = torch.from_numpy(edges)
         return edges[:-1]
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._values) + self._outside
 
     def codes(self, block: Block) -> Int64[Tensor, "rows"]:
         """The number of each slot's group."""
-        column = block.column(self.column)
+        if self not in block.known:
+            block.known[self] = self._codes(block.column(self.column))
+        return block.known[self]
+
+    def _codes(self, column: Shaped[Tensor, "rows"]) -> Int64[Tensor, "rows"]:
         if self._edges is not None:
             found = torch.bucketize(column.double(), self._edges, right=True) - 1
-            return found.clamp_(0, len(self) - 1)
-        return torch.searchsorted(self._values, column).clamp_(max=len(self) - 1)
+            found.clamp_(0, max(len(self._values) - 1, 0))
+            return found.masked_fill_(_is_missing(column), len(self._values))
+        if self._consecutive:
+            return column - self._values[0]
+        if self.kind == "float":  # among NaN, which stands for a missing value, only numpy finds its way
+            return torch.from_numpy(np.searchsorted(self._values.numpy(), column.numpy()))
+        return torch.searchsorted(self._values, column)
+
+    def members(self, block: Block) -> list[Int64[Tensor, "rows"]]:
+        """For each group its rows of the block, in order."""
+        codes = self.codes(block)
+        small = codes.numpy().astype(np.uint16 if len(self) < 1 << 16 else np.int64)
+        order = torch.from_numpy(small.argsort(kind="stable"))  # a radix sort, for numbers that small
+        return list(order.split(torch.bincount(codes, minlength=len(self)).tolist()))
 
     @property
     def labels(self) -> list[int | float | str | None]:
         """What each group is called: a value, the lower edge of a bin, or None where it was not given."""
         if self._edges is not None:
-            return [float(edge) for edge in self._edges[:-1]]
+            return [*self._edges[:-1].tolist(), *[None] * self._outside]
         return column_values(self._values, self.kind, self._strings)
+
+
+def _is_missing(column: Shaped[Tensor, "rows"]) -> Bool[Tensor, "rows"]:
+    return column.isnan() if column.is_floating_point() else column == MISSING_INT
 
 
 def column_values(values: Tensor, kind: str, strings: list[str]) -> list[int | float | str | None]:

@@ -1,10 +1,11 @@
-"""What is measured: one number for each query and slot of a layer, and how questions about it are answered."""
+"""What is measured: one number for each query and slot of a layer, and how questions are answered."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from spotlights.attention.grouping import Grouping, column_values
 from spotlights.attention.questions import AskTop, AskTotals, Question
-from spotlights.attention.reducers import ScoresReducer
+from spotlights.attention.reducers import ScoresReducer, largest_first_in_order
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, Values, scan
 from spotlights.attention.unrolled import Unrolled, unroll
+from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, TooLargeError
 from spotlights.memory.reader import LayerReader, MemoryReader
 from spotlights.memory.selection import Selection
@@ -46,9 +48,7 @@ class Measure(ABC):
 
     what: str
 
-    def __init__(
-        self, view: View, layer: LayerReader, queries: Float[Tensor, "queries in_features"]
-    ) -> None:
+    def __init__(self, view: View, layer: LayerReader, queries: Float[Tensor, "queries in_features"]) -> None:
         self.view = view
         self.layer = layer
         self.queries = queries
@@ -69,31 +69,25 @@ class Measure(ABC):
     def grouping(self, column: str, bins: int | None = None) -> Grouping:
         if (column, bins) not in self._groupings:
             self.layer.column_kind(column)  # an unknown column gets its error here
-            self._groupings[column, bins] = Grouping(
-                self.layer, column, self.view.strings(column), bins
-            )
+            self._groupings[column, bins] = Grouping(self.layer, column, self.view.strings(column), bins)
         return self._groupings[column, bins]
 
-    def columns_at(
-        self, slots: Int64[Tensor, "queries groups k"]
-    ) -> dict[str, list[list[list[Any]]]]:
-        """Every column's values for some slots, in the order a table shows them."""
+    @property
+    def column_names(self) -> list[str]:
+        """In the order that a table shows them."""
         known = self.view.reader.manifest.columns
-        names = [n for n in ("step", "example", "position") if n in known]
-        names += [name for name in known if name not in names]
-        result = {}
-        for name in names:
-            found = self.layer.column_at(name, slots.clamp_min(0)).reshape(-1)
-            flat = column_values(found, known[name].kind, known[name].strings)
-            if any(value is not None for value in flat):
-                result[name] = _nested(flat, slots.shape)
-        return result
+        first = [name for name in ("step", "example", "position") if name in known]
+        return first + [name for name in known if name not in first]
+
+    def columns_at(self, slots: Int64[Tensor, "queries groups k"]) -> SlotColumns:
+        """Every column's values for some slots."""
+        return SlotColumns(self, slots)
 
     def query_batches(self) -> Iterator[slice]:
         size = _QUERIES_AT_ONCE
         if self.layer.entry.indexed:
             size = max(1, min(size, _TABLE_BYTES // (4 * max(self.layer.distinct_keys, 1))))
-        for start in range(0, len(self.queries), size):
+        for start in range(0, max(len(self.queries), 1), size):
             yield slice(start, min(start + size, len(self.queries)))
 
     # -- asking ------------------------------------------------------------------------------
@@ -117,6 +111,8 @@ class Measure(ABC):
             return self.ask(AskTop(k, per, largest))[0]
         if per is not None:
             raise SettingError("Give by= or per=, not both: by= adds up slots, per= divides them.")
+        if k < 1:
+            raise SettingError(f"top({k}): ask for at least one {by}.")
         return _top_of(self, self.totals(by), k, largest)
 
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
@@ -130,12 +126,16 @@ class Measure(ABC):
         return self.ask(AskTotals(column, absolute, bins))[0]
 
     def _all(self, what: str) -> tuple[Float[Tensor, "queries slots"], Int64[Tensor, "slots"]]:
-        size = len(self.queries) * self.layer.slots * self.layer.storage.compute_dtype.itemsize
+        per_slot = len(self.queries) * self.layer.storage.compute_dtype.itemsize
+        slots = self.layer.slots
+        if slots * per_slot > MAX_SCORES_BYTES:
+            slots = self.layer.count(self.view.selection)
+        size = slots * per_slot
         if size > MAX_SCORES_BYTES:
             raise TooLargeError(
-                f"{what} of {len(self.queries):,} queries with {self.layer.slots:,} slots would take "
-                f"{size / 2**30:.1f} GB. Use top() or totals(), which need no such table, or fewer queries, or a "
-                "smaller view (where(…))."
+                f"{what} of {len(self.queries):,} queries with {slots:,} slots would take "
+                f"{size / 2**30:.1f} GB. Use top() or totals(), which need no such table, "
+                "or fewer queries, or a smaller view (where(…))."
             )
         reducer = ScoresReducer()
         everything = slice(0, len(self.queries))
@@ -165,9 +165,7 @@ def ask(measures: Sequence[Measure], questions: Sequence[Question]) -> list[list
             chosen = mine[index]
             count = chosen.stop - chosen.start
             reducers = [question.reducer(measure, count) for question in questions]
-            jobs.append(
-                Job(measure.layer, measure.view.selection, count, measure.values(chosen), reducers)
-            )
+            jobs.append(Job(measure.layer, measure.view.selection, count, measure.values(chosen), reducers))
             for part, reducer in zip(parts, reducers, strict=True):
                 part.append((reducer, count))
         scan(jobs)
@@ -178,19 +176,25 @@ def ask(measures: Sequence[Measure], questions: Sequence[Question]) -> list[list
 
 
 def _top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
-    """The groups with the largest totals, each shown with one of its slots."""
-    k = min(k, len(totals.groups))
-    values, where = totals.values.topk(k, dim=1, largest=largest)
+    """The groups with the largest totals, and what their slots have in common; the first seen wins a tie."""
     representative = measure.layer.first_slots(totals.column)
-    slots = representative[where][:, None]
-    columns = measure.columns_at(slots)
-    columns.pop("step", None)
+    seen = totals.counts.nonzero().flatten()  # a group without slots in the view has no total
+    seen = seen[representative[seen].argsort()]
+    sums = totals.values[:, seen] if largest else -totals.values[:, seen]
+    kept = largest_first_in_order(sums, min(k, len(seen)))
+    values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)
+    values = values if largest else -values
+    where = seen[kept.gather(1, order)]
+    seen_in_view = Visits(measure, totals.column, where)
+    slots = seen_in_view.first_slots[:, None]
     counts = totals.counts[where]
     flat = [totals.groups[index] for index in where.reshape(-1).tolist()]
-    visits = _nested(counts.reshape(-1).tolist(), slots.shape)
-    columns = {totals.column: _nested(flat, slots.shape), "visits": visits} | {
-        name: held for name, held in columns.items() if name != totals.column
-    }
+    visits = nested(counts.reshape(-1).tolist(), slots.shape)
+    columns = {totals.column: nested(flat, slots.shape), "visits": visits}
+    for name in measure.column_names:
+        agreed = seen_in_view.agreed(name) if name not in (totals.column, "step") else []
+        if any(value is not None for value in agreed):
+            columns[name] = nested(agreed, slots.shape)
     return Top(
         totals.layer,
         totals.what,
@@ -201,14 +205,45 @@ def _top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
         [None],
         totals.column,
         totals.note,
+        largest,
     )
 
 
-def _nested(flat: list[Any], shape: torch.Size) -> list[list[list[Any]]]:
+class SlotColumns(Mapping[str, list[list[list[Any]]]]):
+    """The columns of some slots, by query, group and rank; each is read when it is first asked for."""
+
+    def __init__(self, measure: Measure, slots: Int64[Tensor, "queries groups k"]) -> None:
+        self._measure = measure
+        self._slots = slots
+        self._read: dict[str, list[list[list[Any]]]] = {}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """In the order that a table shows them; without those that these slots do not have."""
+        names = self._measure.column_names
+        return [n for n in names if any(v is not None for q in self._column(n) for g in q for v in g)]
+
+    def _column(self, name: str) -> list[list[list[Any]]]:
+        if name not in self._read:
+            measure = self._measure
+            entry = measure.view.reader.manifest.columns[name]
+            found = measure.layer.column_at(name, self._slots.clamp_min(0)).reshape(-1)
+            self._read[name] = nested(column_values(found, entry.kind, entry.strings), self._slots.shape)
+        return self._read[name]
+
+    def __getitem__(self, name: str) -> list[list[list[Any]]]:
+        if name not in self._measure.view.reader.manifest.columns:
+            raise KeyError(name)
+        return self._column(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def nested(flat: list[Any], shape: torch.Size) -> list[list[list[Any]]]:
     _, groups, k = shape
-    rows = (
-        [flat[start : start + k] for start in range(0, len(flat), k)]
-        if k
-        else [[]] * (len(flat) or groups)
-    )
+    rows = [flat[start : start + k] for start in range(0, len(flat), k)] if k else [[]] * (len(flat) or groups)
     return [rows[start : start + groups] for start in range(0, len(rows), groups)]

@@ -36,7 +36,7 @@ class Products:
         if self._table is not None:
             return self._table.index_select(1, block.key_numbers())
         scores = self._queries.new_empty(len(self._queries), len(block))
-        for rows in block.keys():
+        for rows in block.keys():  # noqa: SIM118
             self._fill(scores[:, rows.place], rows)
         return scores
 
@@ -51,9 +51,7 @@ class Products:
             scores *= rows.scale
 
 
-def error_products(
-    block: Block, directions: Float[Tensor, "queries out_features"]
-) -> Float[Tensor, "queries rows"]:
+def error_products(block: Block, directions: Float[Tensor, "queries out_features"]) -> Float[Tensor, "queries rows"]:
     """δ·g for each slot of a block."""
     result = directions.new_empty(len(directions), len(block))
     for rows in block.errors():

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.attention.reducers import LargestReducer, Reducer, TotalsReducer
-from spotlights.attention.results import Top, Totals
+from spotlights.attention.results import Label, Top, Totals
 from spotlights.errors import SettingError
 from spotlights.memory.reader import Block
 
@@ -47,10 +47,8 @@ class AskTop(Question):
 
     def answer(self, measure: Measure, parts: list[Any]) -> Top:
         pairs = [part.result(queries) for part, queries in parts]
-        width = max(values.shape[2] for values, _ in pairs)
-        assert all(values.shape[2] == width for values, _ in pairs)
         values, slots = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
-        groups = [None] if self.per is None else measure.grouping(self.per).labels
+        groups: list[Label] = [None] if self.per is None else measure.grouping(self.per).labels
         return Top(
             measure.layer.name,
             measure.what,
@@ -60,14 +58,12 @@ class AskTop(Question):
             self.per,
             groups,
             note=measure.note,
+            largest=self.largest,
         )
 
 
 class _Smallest(LargestReducer):
     """The slots with the smallest values, smallest first."""
-
-    def fresh(self) -> _Smallest:
-        return _Smallest(self._k, self._grouping)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         super().update(block, -values)
@@ -90,12 +86,15 @@ class AskTotals(Question):
         return TotalsReducer(queries, grouping, absolute=self.absolute)
 
     def answer(self, measure: Measure, parts: list[Any]) -> Totals:
+        return self.totals(measure, torch.cat([part.sums for part, _ in parts]), parts[0][0].counts)
+
+    def totals(self, measure: Measure, sums: Tensor, counts: Tensor) -> Totals:
         return Totals(
             measure.layer.name,
             measure.what,
             self.column,
-            torch.cat([part.sums for part, _ in parts]),
-            parts[0][0].counts,
+            sums,
+            counts,
             measure.grouping(self.column, self.bins).labels,
             absolute=self.absolute,
             binned=self.bins is not None,

@@ -7,7 +7,7 @@ its kind. That is all that a thread, a process or a machine needs to answer its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,7 +21,7 @@ class Reducer(ABC):
     """Adds up what blocks of slots say to a question."""
 
     @abstractmethod
-    def fresh(self) -> Self:
+    def fresh(self) -> Reducer:
         """An empty reducer for the same question."""
 
     @abstractmethod
@@ -29,8 +29,8 @@ class Reducer(ABC):
         """Takes one block. Blocks come in ascending order of slots."""
 
     @abstractmethod
-    def merge(self, other: Self) -> None:
-        """Takes what another reducer has seen."""
+    def merge(self, other: Any) -> None:
+        """Takes what another reducer of the same kind has seen."""
 
 
 class LargestReducer(Reducer):
@@ -44,23 +44,18 @@ class LargestReducer(Reducer):
         self._slots: list[Tensor | None] = [None] * groups
 
     def fresh(self) -> LargestReducer:
-        return LargestReducer(self._k, self._grouping)
+        return type(self)(self._k, self._grouping)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         slots = block.slots
         if self._grouping is None:
             self._add(0, values, slots)
             return
-        codes = self._grouping.codes(block)
-        order = torch.argsort(codes, stable=True)
-        counts = torch.bincount(codes, minlength=len(self._grouping)).tolist()
-        for group, members in enumerate(order.split(counts)):
+        for group, members in enumerate(self._grouping.members(block)):
             if len(members):
                 self._add(group, values.index_select(1, members), slots[members])
 
-    def _add(
-        self, group: int, values: Float[Tensor, "queries rows"], slots: Int64[Tensor, "rows"]
-    ) -> None:
+    def _add(self, group: int, values: Float[Tensor, "queries rows"], slots: Int64[Tensor, "rows"]) -> None:
         held = self._values[group]
         if held is not None and held.shape[1] == self._k:
             # Later slots lose a tie, so only strictly larger values can get in.
@@ -93,14 +88,13 @@ class LargestReducer(Reducer):
             self._join(group, values, slots)
             self._k = k
             joined, joined_slots = self._values[group], self._slots[group]
-            assert joined is not None and joined_slots is not None
+            assert joined is not None
+            assert joined_slots is not None
             order = joined_slots.argsort(dim=1)
             self._values[group], self._slots[group] = None, None
             self._join(group, joined.gather(1, order), joined_slots.gather(1, order))
 
-    def result(
-        self, queries: int
-    ) -> tuple[Float[Tensor, "queries groups k"], Int64[Tensor, "queries groups k"]]:
+    def result(self, queries: int) -> tuple[Float[Tensor, "queries groups k"], Int64[Tensor, "queries groups k"]]:
         """Values and slots, largest first; where a group has fewer, the slot is -1 and the value NaN."""
         width = max((v.shape[1] for v in self._values if v is not None), default=0)
         values = torch.full((queries, len(self._values), width), float("nan"), dtype=torch.float64)
@@ -113,9 +107,7 @@ class LargestReducer(Reducer):
         return values, slots
 
 
-def largest_first_in_order(
-    values: Float[Tensor, "queries rows"], k: int
-) -> Int64[Tensor, "queries k"]:
+def largest_first_in_order(values: Float[Tensor, "queries rows"], k: int) -> Int64[Tensor, "queries k"]:
     """Where the k largest values of each row are, in ascending order; the first of equal ones wins."""
     top, where = values.topk(k, dim=1)
     ambiguous = (values >= top[:, -1:]).sum(dim=1) > k
@@ -135,7 +127,7 @@ class TotalsReducer(Reducer):
         self.counts = torch.zeros(len(grouping), dtype=torch.int64)
 
     def fresh(self) -> TotalsReducer:
-        return TotalsReducer(len(self.sums), self._grouping, absolute=self._absolute)
+        return type(self)(len(self.sums), self._grouping, absolute=self._absolute)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         codes = self._grouping.codes(block)
@@ -164,7 +156,7 @@ class ScoresReducer(Reducer):
         self._blocks: list[tuple[int, Tensor, Tensor]] = []
 
     def fresh(self) -> ScoresReducer:
-        return ScoresReducer()
+        return type(self)()
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         slots = block.slots
@@ -187,7 +179,7 @@ class LogSumReducer(Reducer):
         self.total = torch.full((queries,), -torch.inf, dtype=torch.float64)
 
     def fresh(self) -> LogSumReducer:
-        return LogSumReducer(len(self.total))
+        return type(self)(len(self.total))
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         self.total = torch.logaddexp(self.total, values.double().logsumexp(dim=1))
@@ -211,7 +203,7 @@ class PartsReducer(Reducer):
 
     def fresh(self) -> PartsReducer:
         rows, columns = self.weight.shape
-        return PartsReducer((rows, columns), *self._per_step)
+        return type(self)((rows, columns), *self._per_step)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         steps = block.column("step")
@@ -245,7 +237,8 @@ class OutputReducer(Reducer):
         self.output = torch.zeros(queries, out_features, dtype=torch.float64)
 
     def fresh(self) -> OutputReducer:
-        return OutputReducer(*self.output.shape, *self._per_step)
+        queries, out_features = self.output.shape
+        return type(self)(queries, out_features, *self._per_step)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         steps = block.column("step")

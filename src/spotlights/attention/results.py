@@ -24,7 +24,7 @@ Label = int | float | str | None
 
 @dataclass(frozen=True, repr=False)
 class Top(Printable):
-    """The slots (or examples) with the largest values, for each query and group."""
+    """The slots (or examples) with the largest (or smallest) values, for each query and group."""
 
     layer: str
     what: str
@@ -38,6 +38,8 @@ class Top(Printable):
     groups: list[Label]
     by: str | None = None
     note: str | None = None
+    largest: bool = True
+    """False if these are the smallest values."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -60,14 +62,11 @@ class Top(Printable):
 
     def table_of(self, query: int) -> Any:
         """One query's answer as a table; with groups, the first few of each."""
-        rows = list(self.rows(query))
-        if len(self.groups) > 1:
-            rows = [row for row in rows if row["rank"] <= 3]
-        else:
-            rows = rows[:_SHOWN_ROWS]
+        shown = 3 if len(self.groups) > 1 else _SHOWN_ROWS
+        rows = [row for row in self.rows(query) if row["rank"] <= shown]
         names = list(rows[0]) if rows else ["rank", self.what]
         what = "examples" if self.by else "slots"
-        title = f"top {what} by {self.what} in {self.layer}"
+        title = f"{'top' if self.largest else 'bottom'} {what} by {self.what} in {self.layer}"
         if len(self) > 1:
             title += f" (query {query} of {len(self)})"
         return build(title, names, ([row[name] for name in names] for row in rows), self.note)

@@ -21,7 +21,7 @@ from spotlights.memory.selection import Selection
 
 BLOCK_VALUES = 1 << 22
 """Values (queries x slots) computed at once by one thread."""
-MIN_ROWS, MAX_ROWS = 4096, 65536
+MIN_ROWS, MAX_ROWS = 4096, 32768
 _SMALL = 8192
 
 Values = Callable[[Block], Float[Tensor, "queries rows"]]
@@ -57,9 +57,7 @@ def scan(jobs: Sequence[Job], *, threads: int | None = None, rows: int | None = 
                     for reducer, other in zip(job.reducers, mine, strict=True):
                         reducer.merge(other)
     finally:
-        torch.set_num_threads(
-            kept
-        )  # the threads below changed what their BLAS shares with this one
+        torch.set_num_threads(kept)  # the threads below changed what their BLAS shares with this one
 
 
 class _Blocks:
@@ -68,9 +66,7 @@ class _Blocks:
     def __init__(self, jobs: Sequence[Job], rows: int | None) -> None:
         self._lock = threading.Lock()
         self._blocks = (
-            (job, block)
-            for job in jobs
-            for block in job.layer.blocks(job.selection, rows or _block_rows(job.queries))
+            (job, block) for job in jobs for block in job.layer.blocks(job.selection, rows or _block_rows(job.queries))
         )
 
     def __iter__(self) -> Iterator[tuple[Job, Block]]:

@@ -13,7 +13,7 @@ def shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.4g}"
     return str(value)
 
 
@@ -32,21 +32,17 @@ class Printable:
         console = Console(width=WIDTH, no_color=True)
         with console.capture() as capture:
             console.print(self.table())
-        return capture.get().rstrip()
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
     __repr__ = __str__
 
 
-def build(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None
-) -> Any:
+def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> Any:
     """A rich table; numbers are set to the right."""
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        title=title, title_justify="left", caption=note, caption_justify="left", box=box.SIMPLE_HEAD
-    )
+    table = Table(title=title, title_justify="left", caption=note, caption_justify="left", box=box.SIMPLE_HEAD)
     body = [[shown(cell) for cell in row] for row in rows]
     for index, name in enumerate(columns):
         numbers = all(_is_number(row[index]) for row in body)

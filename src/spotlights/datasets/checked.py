@@ -25,8 +25,7 @@ def check(data: bytes, file: IdxFile, origin: str) -> bytes:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
         raise NotThisFileError(
-            f"{origin} is corrupt or another file: the md5 of its contents is {found}, "
-            f"not {file.md5}"
+            f"{origin} is corrupt or another file: the md5 of its contents is {found}, not {file.md5}"
         )
     return content
 

@@ -26,8 +26,7 @@ def read(
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DatasetError(
-            "The digits come with scikit-learn, which is not installed. "
-            'Install it: pip install "spotlights[demo]".'
+            'The digits come with scikit-learn, which is not installed. Install it: pip install "spotlights[demo]".'
         ) from error
     bunch: Any = load_digits()
     rows = RANGES[split]

@@ -35,7 +35,6 @@ def _read(content: bytes, name: str, dimensions: int) -> UInt8[Tensor, "..."]:
     expected = math.prod(shape)
     if expected == 0 or len(content) - start != expected:
         raise DatasetError(
-            f"{name} announces {' × '.join(map(str, shape))} = {expected} bytes "
-            f"and holds {len(content) - start}."
+            f"{name} announces {' × '.join(map(str, shape))} = {expected} bytes and holds {len(content) - start}."
         )
     return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)

@@ -39,9 +39,7 @@ class Split:
         first, last = int(self.ids[0]), int(self.ids[-1])
         outside = ids[(ids < first) | (ids > last)]
         if len(outside):
-            raise UnknownNameError(
-                f"No example {int(outside[0])} in this split. It has: {first} to {last}."
-            )
+            raise UnknownNameError(f"No example {int(outside[0])} in this split. It has: {first} to {last}.")
         return ids - first
 
 

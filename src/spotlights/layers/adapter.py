@@ -37,7 +37,5 @@ class LayerAdapter(ABC):
         """The input of the linear map, from the arguments of `forward`."""
 
     @abstractmethod
-    def errors(
-        self, module: nn.Module, output_gradient: Float[Tensor, "..."]
-    ) -> Float[Tensor, "*lead out_features"]:
+    def errors(self, module: nn.Module, output_gradient: Float[Tensor, "..."]) -> Float[Tensor, "*lead out_features"]:
         """The error of each row, from the gradient of the module's output."""

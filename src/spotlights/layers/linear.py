@@ -23,8 +23,9 @@ class LinearAdapter(LayerAdapter):
         )
 
     def weight(self, module: nn.Module) -> nn.Parameter:
-        assert isinstance(module, nn.Linear)
-        return module.weight
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
 
     def bias(self, module: nn.Module) -> nn.Parameter | None:
         assert isinstance(module, nn.Linear)
@@ -35,7 +36,5 @@ class LinearAdapter(LayerAdapter):
     ) -> Float[Tensor, "*lead in_features"]:
         return args[0] if args else kwargs["input"]
 
-    def errors(
-        self, module: nn.Module, output_gradient: Float[Tensor, "..."]
-    ) -> Float[Tensor, "*lead out_features"]:
+    def errors(self, module: nn.Module, output_gradient: Float[Tensor, "..."]) -> Float[Tensor, "*lead out_features"]:
         return output_gradient

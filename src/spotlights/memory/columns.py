@@ -43,10 +43,7 @@ class ColumnTable:
 
     def entries(self) -> dict[str, ColumnEntry]:
         # list() of a dict is atomic: the training thread may add a string while the writer asks.
-        return {
-            name: ColumnEntry(kind, list(self._codes.get(name, {})))
-            for name, kind in list(self._kinds.items())
-        }
+        return {name: ColumnEntry(kind, list(self._codes.get(name, {}))) for name, kind in list(self._kinds.items())}
 
     def kind(self, name: str) -> str:
         return self._kinds[name]
@@ -55,8 +52,8 @@ class ColumnTable:
         """Notes a column that Spotlights itself writes."""
         self._kinds.setdefault(name, kind)
 
-    def encode(self, name: str, values: Any) -> Shaped[Tensor, "..."]:
-        """A user's values as a tensor of numbers, of shape (), (B,) or (B, L)."""
+    def encode(self, name: str, values: Any) -> Shaped[np.ndarray, "..."]:
+        """A user's values as an array of numbers, of shape (), (B,) or (B, L)."""
         if name in RESERVED:
             raise SettingError(
                 f'A column cannot be called "{name}": Spotlights writes that one itself. Choose another name.'
@@ -74,10 +71,10 @@ class ColumnTable:
                 "Use one type per column."
             )
         if kind != "string":
-            return torch.from_numpy(array.astype(np.int64 if kind == "int" else np.float64))
+            return array.astype(np.int64 if kind == "int" else np.float64)
         codes = self._codes.setdefault(name, {})
         flat = [codes.setdefault(str(text), len(codes)) for text in array.reshape(-1).tolist()]
-        return torch.tensor(flat, dtype=torch.int64).reshape(array.shape)
+        return np.array(flat, dtype=np.int64).reshape(array.shape)
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
@@ -100,28 +97,26 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 
 def spread(
-    name: str, values: Shaped[Tensor, "..."], lead: Sequence[int], layer: str
-) -> Shaped[Tensor, "rows"] | None:
+    name: str, values: Shaped[np.ndarray, "..."], lead: Sequence[int], layer: str
+) -> Shaped[np.ndarray, "rows"] | None:
     """One value for each row of a layer whose input has the leading shape `lead`.
 
-    A value of shape (B,) holds for all positions of its example, one of shape (B, L) for its position;
-    rows may be flattened to (B·L,). Returns None where the layer has one row per example and the
-    column is about positions: it does not apply there.
+    A value of shape (B,) holds for all positions of its example, one of shape (B, L) for its position.
+    Returns None where the layer has one row per example and the column is about positions: it does not
+    apply there.
     """
     rows = math.prod(lead)
-    shape, lead = tuple(values.shape), tuple(lead)
+    shape, lead = values.shape, tuple(lead)
     if not shape:
-        return values.expand(rows).clone()
+        return np.full(rows, values)
     if lead == shape:
         return values.reshape(-1)
     if lead[: len(shape)] == shape:
-        return values.reshape(-1).repeat_interleave(rows // values.numel())
-    if len(shape) == 2 and lead == (values.numel(),):
-        return values.reshape(-1)
+        return values.reshape(-1).repeat(rows // max(values.size, 1))
     if lead[:2] == shape[::-1] and len(shape) == 2:  # sequence first: (L, B, …)
-        return values.T.reshape(-1).repeat_interleave(rows // values.numel())
+        return values.T.reshape(-1).repeat(rows // max(values.size, 1))
     if len(lead) > 1 and (lead[1],) == shape:
-        return values.repeat_interleave(rows // (lead[0] * lead[1])).repeat(lead[0])
+        return np.tile(values.repeat(rows // (lead[0] * lead[1])), lead[0])
     if len(shape) == 2 and lead == shape[:1]:
         return None
     raise ShapeMismatchError(
@@ -133,32 +128,40 @@ def spread(
 class Batch:
     """The columns of one batch, spread over the rows of any layer when asked."""
 
-    def __init__(self, columns: Mapping[str, Shaped[Tensor, "..."]] | None = None) -> None:
+    def __init__(self, columns: Mapping[str, Shaped[np.ndarray, "..."]] | None = None) -> None:
         self._columns = columns or {}
-        self._spread: dict[tuple[int, ...], dict[str, Tensor]] = {}
+        self._spread: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
-    def rows(self, lead: Sequence[int], layer: str) -> dict[str, Shaped[Tensor, "rows"]]:
-        """The columns for a layer whose input has the leading shape `lead`, in a dict of its own."""
+    def rows(self, lead: Sequence[int], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
+        """The columns for a layer whose input has the leading shape `lead`."""
         lead = tuple(lead)
         if lead not in self._spread:
-            found = {name: spread(name, c, lead, layer) for name, c in self._columns.items()}
+            folded = self._folded(lead)
+            found = {
+                name: spread(name, c, lead if c.shape == lead else folded, layer) for name, c in self._columns.items()
+            }
             matched = {name: rows for name, rows in found.items() if rows is not None}
-            at = positions(self._columns, lead)
+            at = positions(self._columns, folded)
             if at is not None:
                 matched["position"] = at
             self._spread[lead] = matched
-        return dict(self._spread[lead])
+        return self._spread[lead]
+
+    def _folded(self, lead: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows flattened to (B·L,) are (B, L) again where a column tells B and L."""
+        flat = (c.shape for c in self._columns.values() if c.ndim == 2 and lead == (c.size,))
+        return next(flat, lead)
 
 
 def positions(
-    columns: Mapping[str, Shaped[Tensor, "..."]], lead: Sequence[int]
-) -> Int64[Tensor, "rows"] | None:
+    columns: Mapping[str, Shaped[np.ndarray, "..."]], lead: Sequence[int]
+) -> Int64[np.ndarray, "rows"] | None:
     """Which position of its example each row is, where examples have more than one row."""
     lead = tuple(lead)
     if len(lead) < 2:
-        flat = next((c for c in columns.values() if c.ndim == 2 and lead == (c.numel(),)), None)
-        return None if flat is None else torch.arange(flat.shape[1]).repeat(flat.shape[0])
+        return None
     per_example = math.prod(lead[1:])
-    if any(c.ndim and c.shape[0] != lead[0] for c in columns.values()):  # sequence first: (L, B, …)
-        return torch.arange(lead[0]).repeat_interleave(per_example)
-    return torch.arange(per_example).repeat(lead[0])
+    of_examples = (lead[0], math.prod(lead))
+    if any(c.ndim and c.shape[0] not in of_examples for c in columns.values()):  # sequence first: (L, B, …)
+        return np.arange(lead[0]).repeat(per_example)
+    return np.tile(np.arange(per_example), lead[0])

@@ -127,7 +127,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise MemoryFormatError(
             f"{directory} is not a memory: it has no {FILE}. Give the directory that `record` wrote."
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise MemoryFormatError(f"{path} is damaged: {error}.") from error
     if not isinstance(raw, dict) or "format" not in raw:
         raise MemoryFormatError(f"{path} is not a Spotlights manifest: it has no format number.")
@@ -162,7 +162,7 @@ def _check(manifest: Manifest) -> None:
         files.append(manifest.final)
     for entry in files:
         parts = Path(entry.file).parts
-        if Path(entry.file).is_absolute() or ".." in parts or not parts:
+        if Path(entry.file).is_absolute() or ".." in parts or not parts or "\0" in entry.file:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
@@ -170,24 +170,18 @@ def _check(manifest: Manifest) -> None:
     for segment in manifest.segments:
         if segment.first_step != step or segment.end_step <= segment.first_step:
             raise ValueError(
-                f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to "
-                f"start at {step}"
+                f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to start at {step}"
             )
         step = segment.end_step
         if set(segment.slots) != set(manifest.layers) or set(segment.keys) != set(manifest.layers):
             raise ValueError(f"{segment.file} does not have the layers of the memory")
-        if any(
-            not isinstance(n, int) or n < 0
-            for n in (*segment.slots.values(), *segment.keys.values())
-        ):
+        if any(not isinstance(n, int) or n < 0 for n in (*segment.slots.values(), *segment.keys.values())):
             raise ValueError(f"{segment.file} has a negative number of slots")
     for name, layer in manifest.layers.items():
         if layer.storage not in STORAGES:
             raise ValueError(f"layer {name!r} is stored as {layer.storage!r}, which is unknown")
         if layer.in_features < 1 or layer.out_features < 1:
-            raise ValueError(
-                f"layer {name!r} has the shape {layer.out_features} x {layer.in_features}"
-            )
+            raise ValueError(f"layer {name!r} has the shape {layer.out_features} x {layer.in_features}")
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")

@@ -8,8 +8,9 @@ that were committed when it opened.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from spotlights.memory.columns import missing
 from spotlights.memory.manifest import LayerEntry, Manifest, SegmentEntry, read_manifest
 from spotlights.memory.selection import Selection
 from spotlights.memory.storage import Storage, storage_named
-from spotlights.memory.tensors import check_size, file_checksum, map_tensors
-
+from spotlights.memory.tensors import MappedFile, Placed, check_size, file_checksum, map_tensors, read_layout
 
 ROWS = 4096
 """Rows worked on at once: few enough for a float32 copy of them to stay in the cache."""
+
+MAPPED_BYTES = 1 << 30
+"""How much of the segments stays mapped."""
 
 _buffers = threading.local()
 
@@ -58,16 +61,21 @@ class StoredRows:
 
 
 class Segment:
-    """One segment file, mapped when first used."""
+    """One segment file, mapped while it is used."""
 
-    def __init__(self, directory: Path, entry: SegmentEntry, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, entry: SegmentEntry, manifest: Manifest, maps: Maps) -> None:
         self.path = directory / entry.file
         self.entry = entry
         self._manifest = manifest
+        self._maps = maps
+
+    def tensor(self, name: str) -> Tensor | None:
+        return self._maps.of(self).get(name)
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        tensors = map_tensors(self.path, self.entry.bytes)
+    def layout(self) -> dict[str, Placed]:
+        """The file's header, checked against the manifest."""
+        layout = read_layout(self.path, self.entry.bytes)
         steps = self.entry.end_step - self.entry.first_step
         for layer, described in self._manifest.layers.items():
             slots, keys = self.entry.slots[layer], self.entry.keys[layer]
@@ -82,14 +90,40 @@ class Segment:
             for column in self._manifest.columns:
                 shapes[names.column_tensor(layer, column)] = (slots,)
             for name, expected in shapes.items():
-                found = tuple(tensors[name].shape) if name in tensors else None
+                found = tuple(layout[name].shape) if name in layout else None
                 if found not in (expected, None):
                     raise MemoryFormatError(
                         f"{self.path}: {name!r} has shape {found}, but memory.json says {expected}."
                     )
-            if slots and names.layer_tensor(layer, names.KEYS) not in tensors:
+            if slots and names.layer_tensor(layer, names.KEYS) not in layout:
                 raise MemoryFormatError(f"{self.path} has no keys of layer {layer!r}.")
-        return tensors
+        return layout
+
+
+class Maps:
+    """The segments mapped at the moment, the longest unused dropped first.
+
+    Mapping is cheap and mapped bytes count as memory of the process, so a scan over a large memory keeps only
+    some of it mapped.
+    """
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Segment, MappedFile] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def of(self, segment: Segment) -> MappedFile:
+        with self._lock:
+            if segment in self._held:
+                self._held.move_to_end(segment)
+                return self._held[segment]
+            mapped = MappedFile(segment.path, segment.entry.bytes, segment.layout)
+            self._held[segment] = mapped
+            self._bytes += segment.entry.bytes
+            while self._bytes > MAPPED_BYTES and len(self._held) > 1:
+                dropped, _ = self._held.popitem(last=False)
+                self._bytes -= dropped.entry.bytes
+            return mapped
 
 
 @dataclass(frozen=True)
@@ -105,10 +139,10 @@ class Part:
     keys: int
 
     def tensor(self, what: str) -> Tensor | None:
-        return self.segment.tensors.get(names.layer_tensor(self.layer.name, what))
+        return self.segment.tensor(names.layer_tensor(self.layer.name, what))
 
     def column(self, name: str) -> Shaped[Tensor, "slots"]:
-        found = self.segment.tensors.get(names.column_tensor(self.layer.name, name))
+        found = self.segment.tensor(names.column_tensor(self.layer.name, name))
         return missing(self.layer.column_kind(name), self.slots) if found is None else found
 
 
@@ -137,6 +171,8 @@ class Block:
 
     layer: LayerReader
     pieces: tuple[Piece, ...]
+    known: dict[object, Tensor] = field(default_factory=dict)
+    """What one question has found out about these slots and another one may want too."""
 
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
@@ -144,9 +180,7 @@ class Block:
     @cached_property
     def slots(self) -> Int64[Tensor, "rows"]:
         """The slots' numbers."""
-        return torch.cat(
-            [p.take(torch.arange(p.part.start, p.part.start + p.part.slots)) for p in self.pieces]
-        )
+        return torch.cat([p.take(torch.arange(p.part.start, p.part.start + p.part.slots)) for p in self.pieces])
 
     def column(self, name: str) -> Shaped[Tensor, "rows"]:
         return torch.cat([piece.take(piece.part.column(name)) for piece in self.pieces])
@@ -181,9 +215,7 @@ class Block:
 
     def key_numbers(self) -> Int64[Tensor, "rows"]:
         """The number of each slot's key, where keys are kept once."""
-        return torch.cat(
-            [piece.take(_present(piece.part.tensor(names.INDEX))) for piece in self.pieces]
-        )
+        return torch.cat([piece.take(_present(piece.part.tensor(names.INDEX))) for piece in self.pieces])
 
 
 class LayerReader:
@@ -246,6 +278,11 @@ class LayerReader:
         if pieces:
             yield Block(self, tuple(pieces))
 
+    def count(self, selection: Selection) -> int:
+        """How many slots are selected."""
+        masks = ((part, selection.mask(part.column, part.slots)) for part in self.parts)
+        return sum(part.slots if mask is None else int(mask.sum()) for part, mask in masks)
+
     def key_table(self) -> Iterator[StoredRows]:
         """The distinct keys of an indexed layer, some thousand at a time, placed by their numbers."""
         for part in self.parts:
@@ -269,13 +306,13 @@ class LayerReader:
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A column's values for some slots."""
         flat = slots.reshape(-1)
+        ordered, order = flat.sort()
         starts = torch.tensor([part.start for part in self.parts])
-        owner = torch.searchsorted(starts, flat, right=True) - 1
+        bounds = torch.searchsorted(ordered, torch.cat([starts, torch.tensor([self.slots])])).tolist()
         result = missing(self.column_kind(name), len(flat))
-        for index in owner.unique().tolist():
-            mine = owner == index
-            part = self.parts[index]
-            result[mine] = part.column(name)[flat[mine] - part.start]
+        for part, first, end in zip(self.parts, bounds[:-1], bounds[1:], strict=True):
+            if end > first:
+                result[order[first:end]] = part.column(name)[ordered[first:end] - part.start]
         return result.reshape(slots.shape)
 
     def first_slots(self, column: str) -> Int64[Tensor, "groups"]:
@@ -292,9 +329,7 @@ class LayerReader:
         """The values a column takes in this layer, sorted."""
         if column not in self._distinct:
             parts = [np.unique(part.column(column).numpy()) for part in self.parts]
-            self._distinct[column] = (
-                np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
-            )
+            self._distinct[column] = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
         return self._distinct[column]
 
 
@@ -318,9 +353,8 @@ class MemoryReader:
         files = [self.manifest.initial, *self.manifest.segments]
         for entry in files if self.manifest.final is None else [*files, self.manifest.final]:
             check_size(directory / entry.file, entry.bytes)
-        self.segments = [
-            Segment(directory, entry, self.manifest) for entry in self.manifest.segments
-        ]
+        maps = Maps()
+        self.segments = [Segment(directory, e, self.manifest, maps) for e in self.manifest.segments]
         self.layers = {n: LayerReader(n, entry, self) for n, entry in self.manifest.layers.items()}
         self._logs: dict[str, StepLog] = {}
 
@@ -358,14 +392,20 @@ class MemoryReader:
         entry = self.manifest.layers[layer]
 
         def joined(name: str, width: int) -> Tensor:
-            found = [s.tensors[name] for s in self.segments if name in s.tensors]
+            found = []
+            for segment in self.segments:
+                tensor = segment.tensor(name)
+                if tensor is None:
+                    raise MemoryFormatError(f"{segment.path} has no {name!r}.")
+                found.append(tensor)
             return torch.cat(found) if found else torch.empty(0, width, dtype=torch.float64)
 
         probe = joined(names.probe_tensor(layer), 3)
         fields = len(self.manifest.log_fields)
+        ruled = entry.trained if self.manifest.rule is not None else []
         return StepLog(
             *probe.unbind(1),
-            rule={p: joined(names.rule_tensor(layer, p), fields) for p in entry.trained},
+            rule={p: joined(names.rule_tensor(layer, p), fields) for p in ruled},
             samples={p: joined(names.sample_tensor(layer, p), 0) for p in entry.trained},
         )
 

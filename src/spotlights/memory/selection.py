@@ -44,7 +44,7 @@ class OneOf(Selection):
     """Slots whose column holds one of some values."""
 
     column: str
-    values: tuple[float, ...]
+    values: tuple[int | float, ...]
     shown: str
 
     def mask(self, column: GetColumn, rows: int) -> Bool[Tensor, "rows"] | None:

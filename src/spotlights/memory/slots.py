@@ -6,8 +6,10 @@ are kept once, `LAYER/column/NAME`, and the step log under `/log/`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
@@ -50,6 +52,12 @@ def sample_positions(numel: int) -> Int64[Tensor, "sample"]:
     return torch.randint(numel, (min(SAMPLE_SIZE, numel),), generator=generator)
 
 
+def plain(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """A parameter as it is kept: bfloat16, which numpy does not know, as float32, which holds it exactly."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
 @dataclass(frozen=True)
 class Rows:
     """The slots of one call of one layer, encoded for storage."""
@@ -58,17 +66,28 @@ class Rows:
     key_scale: Float[Tensor, "rows"] | None
     errors: Shaped[Tensor, "rows out_features"] | None
     error_scale: Float[Tensor, "rows"] | None
-    columns: dict[str, Shaped[Tensor, "rows"]]
+    columns: Mapping[str, Shaped[np.ndarray, "rows"]]
     may_repeat: bool = False
     """The keys are data, not the output of another trained layer: the next epoch brings them again."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    def decoded(
+        self, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "rows in_features"], Float[Tensor, "rows out_features"]]:
+        """Keys and errors as numbers again."""
+        assert self.errors is not None
+        keys, errors = self.keys.to(dtype), self.errors.to(dtype)
+        return (
+            keys if self.key_scale is None else keys * self.key_scale[:, None],
+            errors if self.error_scale is None else errors * self.error_scale[:, None],
+        )
+
     @property
     def nbytes(self) -> int:
-        tensors = (self.keys, self.key_scale, self.errors, self.error_scale, *self.columns.values())
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        parts = (self.keys, self.key_scale, self.errors, self.error_scale, *self.columns.values())
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How numbers are kept: float64 and float32 as they are, float16 and int8 with one scale per row.
 
 Errors are often smaller than float16 can hold (a mean loss over a batch divides them by its size), so
-float16 rows are scaled too, by a power of two, which costs no precision.
+float16 rows are scaled too, by a power of two, which costs no precision. All rows of a call share it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -28,20 +28,20 @@ class BufferPool:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._free: dict[tuple[int, torch.dtype], deque[Tensor]] = {}
+        self._free: dict[tuple[torch.Size, torch.dtype], deque[Tensor]] = {}
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Shaped[Tensor, "..."]:
-        free = self._free.get((math.prod(shape), dtype))
+    def take(self, shape: torch.Size, dtype: torch.dtype) -> Shaped[Tensor, "..."]:
+        free = self._free.get((shape, dtype))
         if not free:
-            return torch.empty(*shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype)
         tensor = free.pop()
         self._bytes -= tensor.nbytes
-        return tensor.view(*shape)
+        return tensor
 
     def give(self, tensor: Shaped[Tensor, "..."]) -> None:
         if self._bytes + tensor.nbytes <= self._max_bytes:
             self._bytes += tensor.nbytes
-            self._free.setdefault((tensor.numel(), tensor.dtype), deque()).append(tensor)
+            self._free.setdefault((tensor.shape, tensor.dtype), deque()).append(tensor)
 
 
 class Storage(ABC):
@@ -57,16 +57,20 @@ class Storage(ABC):
 
     @abstractmethod
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        """The stored numbers, in memory taken from the pool, and the scale of each row."""
+        """The stored numbers, in memory taken from the pool, and the scale of each row.
+
+        With `like`, a scale used before, rows that come again are stored the same as before, whatever other
+        rows they come with, so that they are recognised by their bytes.
+        """
 
 
 class _Plain(Storage):
     scaled = False
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         return pool.take(rows.shape, self.dtype).copy_(rows), None
 
@@ -79,43 +83,37 @@ class Float32(_Plain):
     name, dtype, rounding = "float32", torch.float32, 2.0**-24
 
 
-class _Scaled(Storage):
-    scaled = True
-
-    @abstractmethod
-    def _scale(self, largest: Float[Tensor, "rows"]) -> Float[Tensor, "rows"]:
-        """What to divide a row by, given its largest magnitude."""
+class Float16(Storage):
+    name, dtype, scaled, rounding = "float16", torch.float16, True, 2.0**-11
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1)).float()
-        scale = self._scale(largest)
-        scale.masked_fill_(~((largest > 0) & largest.isfinite()), 1.0)
-        stored = pool.take(rows.shape, self.dtype)
-        return self._divide(rows, scale[:, None], stored), scale.cpu()
-
-    def _divide(self, rows: Tensor, scale: Tensor, stored: Tensor) -> Tensor:
-        if rows.device.type == "cpu" and rows.dtype == torch.float32:
-            return torch.div(rows, scale, out=stored)
-        return stored.copy_(rows / scale)
-
-
-class Float16(_Scaled):
-    name, dtype, rounding = "float16", torch.float16, 2.0**-11
-
-    def _scale(self, largest: Float[Tensor, "rows"]) -> Float[Tensor, "rows"]:
-        return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+        rows = rows.float().cpu()
+        low, high = torch.aminmax(rows) if rows.numel() else (torch.zeros(()), torch.zeros(()))
+        largest = max(-float(low), float(high))
+        scale = 1.0
+        if like is not None and largest <= like * 2.0**15:
+            scale = like
+        elif 0 < largest < math.inf:
+            scale = math.ldexp(1.0, min(math.frexp(largest)[1], 127))  # 2¹²⁸ would be infinite
+        stored = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, self.dtype))
+        return stored, torch.full((len(rows),), scale)
 
 
-class Int8(_Scaled):
-    name, dtype, rounding = "int8", torch.int8, 0.5 / 127
+class Int8(Storage):
+    name, dtype, scaled, rounding = "int8", torch.int8, True, 0.5 / 127
 
-    def _scale(self, largest: Float[Tensor, "rows"]) -> Float[Tensor, "rows"]:
-        return largest / 127
-
-    def _divide(self, rows: Tensor, scale: Tensor, stored: Tensor) -> Tensor:
-        return stored.copy_((rows / scale).round_())
+    def encode(
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
+    ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
+        largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1)).float().cpu().numpy()
+        # numpy: for one number per row, most of the time of a torch operation is its call.
+        scale = largest / np.float32(127)
+        scale[~((scale > 0) & np.isfinite(scale))] = 1.0
+        kept = torch.from_numpy(scale)
+        divided = (rows / kept.to(rows.device)[:, None]).round_()
+        return pool.take(rows.shape, self.dtype).copy_(divided), kept
 
 
 STORAGES: dict[str, Storage] = {s.name: s for s in (Float64(), Float32(), Float16(), Int8())}

@@ -6,11 +6,14 @@ all. The layout is the published safetensors one; any safetensors reader opens i
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +49,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tu
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    checksum = xxhash.xxh3_64()
 
     def stream() -> Iterable[np.ndarray]:
         yield np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
@@ -58,13 +60,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tu
     try:
         with _Stream(temporary) as file:
             for piece in stream():
-                checksum.update(piece)
                 file.write(piece)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     put_in_place(temporary, path)
-    return 8 + len(encoded) + offset, checksum.hexdigest()
+    return 8 + len(encoded) + offset, file.checksum.hexdigest()
 
 
 class _Stream:
@@ -80,10 +81,11 @@ class _Stream:
             self._file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
         except OSError:  # a file system without direct access
             self._file = os.open(path, flags, 0o644)
-        self._map = mmap.mmap(-1, _BUFFER_BYTES)  # anonymous maps start at a page
-        self._buffer = np.frombuffer(self._map, dtype=np.uint8)
+        self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))  # anonymous maps start at a page
+        self._address = np.frombuffer(self._buffer, dtype=np.uint8).ctypes.data
         self._filled = 0
         self._size = 0
+        self.checksum = xxhash.xxh3_64()
 
     def __enter__(self) -> _Stream:
         return self
@@ -92,14 +94,16 @@ class _Stream:
         self._size += len(piece)
         while len(piece):
             room = min(len(piece), _BUFFER_BYTES - self._filled)
-            np.copyto(self._buffer[self._filled : self._filled + room], piece[:room])
+            # Not numpy's copy: that one would keep the training thread from running Python meanwhile.
+            ctypes.memmove(self._address + self._filled, piece.ctypes.data, room)
             self._filled += room
             piece = piece[room:]
             if self._filled == _BUFFER_BYTES:
-                self._empty(_BUFFER_BYTES)
+                self._empty()
 
-    def _empty(self, count: int) -> None:
-        rest = memoryview(self._buffer)[:count]
+    def _empty(self) -> None:
+        self.checksum.update(self._buffer[: self._filled])  # here, where the bytes are still in the cache
+        rest = self._buffer[: -(-self._filled // _PAGE) * _PAGE]
         while rest:
             rest = rest[os.write(self._file, rest) :]
         self._filled = 0
@@ -107,7 +111,7 @@ class _Stream:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
-                self._empty(-(-self._filled // _PAGE) * _PAGE)
+                self._empty()
                 os.ftruncate(self._file, self._size)
                 os.fsync(self._file)
         finally:
@@ -139,8 +143,18 @@ def check_size(path: Path, expected_bytes: int) -> None:
         )
 
 
-def map_tensors(path: Path, expected_bytes: int) -> dict[str, Tensor]:
-    """Maps a file's tensors into memory; bytes are read when they are used."""
+@dataclass(frozen=True)
+class Placed:
+    """Where a tensor lies in its file."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    """In items, from the beginning of the file."""
+
+
+def read_layout(path: Path, expected_bytes: int) -> dict[str, Placed]:
+    """Reads and checks a file's header."""
     check_size(path, expected_bytes)
     try:
         with safe_open(path, framework="np") as file:  # checks the header; reads no data
@@ -150,8 +164,7 @@ def map_tensors(path: Path, expected_bytes: int) -> dict[str, Tensor]:
             header = json.loads(raw.read(length))
     except (SafetensorError, ValueError, OSError) as error:
         raise MemoryFormatError(f"{path} is not a readable safetensors file: {error}.") from error
-    storage = torch.UntypedStorage.from_file(str(path), False, expected_bytes)
-    tensors = {}
+    layout = {}
     for name in names:
         entry = header[name]
         dtype = _DTYPES.get(entry["dtype"])
@@ -161,10 +174,31 @@ def map_tensors(path: Path, expected_bytes: int) -> dict[str, Tensor]:
                 f"{path}: tensor {name!r} has dtype {entry['dtype']} at byte {start}, "
                 "which no version of Spotlights writes."
             )
-        tensors[name] = torch.empty(0, dtype=dtype).set_(
-            storage, start // dtype.itemsize, entry["shape"]
-        )
-    return tensors
+        layout[name] = Placed(dtype, entry["shape"], start // dtype.itemsize)
+    return layout
+
+
+class MappedFile:
+    """A file's tensors, mapped into memory; bytes are read when they are used."""
+
+    def __init__(self, path: Path, expected_bytes: int, layout: Mapping[str, Placed]) -> None:
+        check_size(path, expected_bytes)
+        self._layout = layout
+        self._storage: Any = torch.UntypedStorage.from_file(str(path), False, expected_bytes)
+
+    def get(self, name: str) -> Tensor | None:
+        placed = self._layout.get(name)
+        if placed is None:
+            return None
+        tensor: Any = torch.empty(0, dtype=placed.dtype)
+        return tensor.set_(self._storage, placed.start, placed.shape)
+
+
+def map_tensors(path: Path, expected_bytes: int) -> dict[str, Tensor]:
+    """All tensors of a file."""
+    layout = read_layout(path, expected_bytes)
+    mapped = MappedFile(path, expected_bytes, layout)
+    return {name: tensor for name in layout if (tensor := mapped.get(name)) is not None}
 
 
 def file_checksum(path: Path) -> str:

@@ -9,10 +9,11 @@ with numpy alone: torch would give it a pool of threads of its own, which fights
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
 import os
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,7 @@ from spotlights.memory.manifest import (
     read_manifest,
     write_manifest,
 )
-from spotlights.memory.slots import Rows, StepRecord
+from spotlights.memory.slots import Rows, StepRecord, plain
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.tensors import map_tensors, write_tensors
 
@@ -66,19 +67,17 @@ class KeyIndex:
             numbers = np.arange(self._count, self._count + count)
             self._count += count
             return numbers, np.arange(count)
-        stored = memoryview(np.ascontiguousarray(rows.keys.numpy())).cast("B")
-        width = len(stored) // count
-        scale = None if rows.key_scale is None else rows.key_scale.numpy()
-        numbers, fresh = [], []
-        for row in range(count):
-            digest = xxhash.xxh3_128_digest(stored[row * width : (row + 1) * width])
-            if scale is not None:
-                digest += scale[row].tobytes()
-            number = self._numbers.setdefault(digest, self._count)
-            if number == self._count:
+        digests = list(map(xxhash.xxh3_128_digest, rows.keys.numpy()))
+        if rows.key_scale is not None:
+            scales = rows.key_scale.numpy().view("V4").tolist()
+            digests = list(map(operator.add, digests, scales))
+        numbers = list(map(self._numbers.get, digests))
+        fresh = []
+        for row, digest in enumerate(digests) if None in numbers else ():
+            numbers[row] = self._numbers.setdefault(digest, self._count)
+            if numbers[row] == self._count:
                 self._count += 1
                 fresh.append(row)
-            numbers.append(number)
         self._seen += count
         # Inputs that never repeat (augmentation, streams) would only grow the table.
         if self._seen >= _GIVE_UP_ROWS and self._count > 0.9 * self._seen:
@@ -107,9 +106,7 @@ class MemoryWriter:
         self._segment_bytes = segment_bytes
         self._lock = lock
         self._indexes = {name: KeyIndex() for name, e in manifest.layers.items() if e.indexed}
-        self._undecided = {
-            name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)
-        }
+        self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
         self._bytes = 0
         self._since = time.monotonic()
@@ -133,11 +130,8 @@ class MemoryWriter:
     ) -> MemoryWriter:
         """Starts a new memory; `initial` is written before anything else."""
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            is_memory = (directory / FILE).exists()
-            if not is_memory:
-                raise MemoryExistsError(
-                    f"{directory} exists and is not a memory. Choose another path."
-                )
+            if not ((directory / FILE).exists() or _is_unfinished(directory)):
+                raise MemoryExistsError(f"{directory} exists and is not a memory. Choose another path.")
             if not overwrite:
                 raise MemoryExistsError(
                     f"{directory} already holds a memory. Pass resume=True to go on with it, "
@@ -146,18 +140,17 @@ class MemoryWriter:
         directory.mkdir(parents=True, exist_ok=True)
         lock = _take_lock(directory)
         (directory / FILE).unlink(missing_ok=True)  # first: without it nothing else counts
-        shutil.rmtree(directory / "segments", ignore_errors=True)
+        (directory / "segments").mkdir(exist_ok=True)
+        for old in (directory / "segments").iterdir():
+            old.unlink()
         (directory / "final.safetensors").unlink(missing_ok=True)
-        (directory / "segments").mkdir()
         entry = _write_file(directory / "initial.safetensors", initial)
         manifest = Manifest(initial=entry, **manifest_without_initial)  # type: ignore[arg-type]
         write_manifest(directory, manifest)
         return cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
 
     @classmethod
-    def resume(
-        cls, directory: Path, steps: int, *, pool: BufferPool, segment_bytes: int
-    ) -> MemoryWriter:
+    def resume(cls, directory: Path, steps: int, *, pool: BufferPool, segment_bytes: int) -> MemoryWriter:
         """Goes on with a memory after its first `steps` steps; later ones are dropped."""
         lock = _take_lock(directory)
         manifest = read_manifest(directory)
@@ -175,9 +168,7 @@ class MemoryWriter:
                 stray.unlink()
         (directory / "final.safetensors").unlink(missing_ok=True)
         columns = ColumnTable(manifest.columns)
-        writer = cls(
-            directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock
-        )
+        writer = cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
         for name, index in writer._indexes.items():
             for segment in kept:
                 mapped = map_tensors(directory / segment.file, segment.bytes)
@@ -231,10 +222,9 @@ class MemoryWriter:
             except OSError as error:
                 self.failure = error
         elif self.failure is not None:
-            try:
+            # The disk that failed may fail again; the committed segments stay readable all the same.
+            with contextlib.suppress(OSError):
                 self._replace(status=f"stopped: {self.failure}")
-            except OSError:
-                pass  # the disk that failed before; the committed segments stay readable
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -244,9 +234,7 @@ class MemoryWriter:
     def _run(self) -> None:
         while (steps := self._queue.get()) is not None:
             try:
-                if (
-                    self.failure is None
-                ):  # else only empty the queue: training must never wait for it
+                if self.failure is None:  # else only empty the queue: training must never wait for it
                     self._commit(steps)
             except BaseException as error:
                 self.failure = error
@@ -254,9 +242,7 @@ class MemoryWriter:
                 self._queue.task_done()
 
     def _commit(self, steps: list[StepRecord]) -> None:
-        tensors: dict[str, list[np.ndarray]] = {
-            names.STEPS: [np.array([record.step for record in steps])]
-        }
+        tensors: dict[str, list[np.ndarray]] = {names.STEPS: [np.array([record.step for record in steps])]}
         slots, keys = {}, {}
         for layer in self._manifest.layers:
             slots[layer], keys[layer] = self._gather(layer, steps, tensors)
@@ -292,9 +278,7 @@ class MemoryWriter:
         write_manifest(self.directory, manifest)
         self._manifest = manifest
 
-    def _gather(
-        self, layer: str, steps: list[StepRecord], tensors: dict[str, list[np.ndarray]]
-    ) -> tuple[int, int]:
+    def _gather(self, layer: str, steps: list[StepRecord], tensors: dict[str, list[np.ndarray]]) -> tuple[int, int]:
         """Adds one layer's tensors; returns its numbers of slots and of keys."""
         entry = self._manifest.layers[layer]
         rows = [rows for record in steps for rows in record.layers[layer].rows]
@@ -318,29 +302,28 @@ class MemoryWriter:
         for name, blocks in parts.items():
             if blocks:
                 tensors[names.layer_tensor(layer, name)] = blocks
-        for column in sorted({name for part in rows for name in part.columns}):
+        named = {name for part in rows for name in part.columns}
+        if "position" in named:
+            self._columns.declare("position", "int")
+        for column in sorted(named):
             kind = self._columns.kind(column)
             given = (part.columns.get(column) for part in rows)
-            tensors[names.column_tensor(layer, column)] = [
-                np.concatenate(
-                    [
-                        missing(kind, len(part)).numpy() if found is None else found.numpy()
-                        for part, found in zip(rows, given, strict=True)
-                    ]
-                )
+            blocks = [
+                missing(kind, len(part)).numpy() if found is None else found
+                for part, found in zip(rows, given, strict=True)
             ]
+            tensors[names.column_tensor(layer, column)] = [np.concatenate(blocks)]
+        if rows:
+            counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
+            tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
         tensors[names.probe_tensor(layer)] = [
             np.array([[s.probe.factor, s.probe.residual, float(s.moved)] for s in log])
         ]
         for parameter in entry.trained:
             if self._manifest.rule is not None:
-                tensors[names.rule_tensor(layer, parameter)] = [
-                    np.array([s.rule[parameter] for s in log])
-                ]
-            tensors[names.sample_tensor(layer, parameter)] = [
-                np.stack([s.samples[parameter].numpy() for s in log])
-            ]
+                tensors[names.rule_tensor(layer, parameter)] = [np.array([s.rule[parameter] for s in log])]
+            tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter].numpy() for s in log])]
         count = sum(len(part) for part in rows)
         return count, sum(len(block) for block in parts.get(names.KEYS, []))
 
@@ -350,15 +333,13 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
     mapped = map_tensors(directory / segment.file, segment.bytes)
     logged = steps - segment.first_step
     tensors: dict[str, list[np.ndarray]] = {
-        name: [tensor[:logged].numpy()]
-        for name, tensor in mapped.items()
-        if name.startswith(names.LOG)
+        name: [tensor[:logged].numpy()] for name, tensor in mapped.items() if name.startswith(names.LOG)
     }
     slots, keys = {}, {}
     for layer, entry in manifest.layers.items():
         column: Shaped[Tensor, "slots"] | None = mapped.get(names.column_tensor(layer, "step"))
         slots[layer] = 0 if column is None else int(torch.searchsorted(column, steps))
-        keys[layer] = segment.keys[layer] if entry.indexed else slots[layer]
+        keys[layer] = segment.keys[layer] if entry.indexed and slots[layer] else slots[layer]
         whole = {names.layer_tensor(layer, names.KEYS), names.layer_tensor(layer, names.KEY_SCALE)}
         for name, tensor in mapped.items():
             if name.startswith(layer + "/"):
@@ -366,9 +347,7 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
                 tensors[name] = [tensor[:keep].numpy()]
     path = directory / "segments" / f"{_next_number(directory):06d}-rank0.safetensors"
     size, checksum = write_tensors(path, tensors)
-    return SegmentEntry(
-        str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys
-    )
+    return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
@@ -381,10 +360,20 @@ def _next_number(directory: Path) -> int:
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    size, checksum = write_tensors(
-        path, {name: [tensor.detach().cpu().numpy()] for name, tensor in tensors.items()}
-    )
+    size, checksum = write_tensors(path, {name: [plain(tensor).numpy()] for name, tensor in tensors.items()})
     return FileEntry(path.name, size, checksum)
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Whether a process was killed while it made this memory: all that is there is of our making."""
+    if not directory.is_dir():
+        return False
+    files = {"initial.safetensors", "initial.safetensors.part", "final.safetensors", FILE + ".part"}
+    mine = [p.is_file() and p.name in files for p in directory.iterdir() if p.name != "segments"]
+    segments = directory / "segments"
+    if segments.is_dir():
+        mine += [".safetensors" in p.name and p.name[:6].isdigit() for p in segments.iterdir()]
+    return all(mine) and segments.is_dir()
 
 
 def _take_lock(directory: Path) -> int | None:

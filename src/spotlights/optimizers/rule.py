@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a parameter is made of, as numbers: `initial·W_0 + Σ_name states[name]·S_name + Σ_s per_step[s]·G_s`.
+    """What a parameter is made of: `initial·W_0 + Σ_name states[name]·S_name + Σ_s per_step[s]·G_s`.
 
     `G_s` is the gradient the optimizer saw at step s; `S_name` a state tensor that the optimizer already
     had when recording began.
@@ -39,9 +39,7 @@ class UpdateRule(ABC):
         """Whether this rule describes the optimizer exactly."""
 
     @abstractmethod
-    def log(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool
-    ) -> list[float]:
+    def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         """The values of `fields` just before the optimizer steps."""
 
     @abstractmethod

@@ -30,9 +30,7 @@ class SgdRule(UpdateRule):
     def handles(self, optimizer: torch.optim.Optimizer) -> bool:
         return type(optimizer) is torch.optim.SGD
 
-    def log(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool
-    ) -> list[float]:
+    def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         return [
             float(group["lr"]),
             float(group["momentum"]),

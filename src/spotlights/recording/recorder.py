@@ -136,14 +136,11 @@ class Recorder:
         if self._resume and (self.path / FILE).exists():
             self.step = self._matching_step()
         if self.step:
-            self._writer = MemoryWriter.resume(
-                self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes
-            )
+            self._writer = MemoryWriter.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
             self._columns = self._writer.columns
         else:
             self._writer = self._create()
-        for name in ("step", "position"):
-            self._columns.declare(name, "int")
+        self._columns.declare("step", "int")
         for layer in self._layers.values():
             self._handles += layer.hook(self._current_batch)
         self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
@@ -250,13 +247,14 @@ class Recorder:
         samples = {
             (name, parameter): value
             for name, layer in self._layers.items()
-            for parameter, value in layer.samples().items()
+            for parameter, value in layer.samples(layer.trained).items()
         }
         steps = reader.manifest.steps
         agrees = torch.ones(steps, dtype=torch.bool)
         agrees_initially = True
         for (name, parameter), value in samples.items():
-            agrees &= (reader.log(name).samples[parameter] == value).all(dim=-1)
+            if steps:
+                agrees &= (reader.log(name).samples[parameter] == value).all(dim=-1)
             initial = reader.initial[f"{name}/{parameter}"].reshape(-1)
             agrees_initially &= torch.equal(initial[sample_positions(initial.numel())], value)
         if agrees.any():
@@ -303,9 +301,7 @@ class Recorder:
     def _stage(self) -> None:
         """Takes the slots whose gradients the optimizer is about to use, and what it will do with them."""
         groups = {id(p): g for g in self._optimizer.param_groups for p in g["params"]}
-        scale = getattr(
-            self._optimizer, "grad_scale", None
-        )  # fused optimizers unscale by themselves
+        scale = getattr(self._optimizer, "grad_scale", None)  # fused optimizers unscale by themselves
         loss_scale = 1.0 if scale is None else float(scale)
         self._staged = {}
         with torch.no_grad():
@@ -324,13 +320,9 @@ class Recorder:
                 if not rows and probe.residual == 1.0:
                     self._warn_unseen(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
-                self._staged[name] = _Staged(
-                    rows if probe.factor != 0.0 else [], probe, layer.moved(), rule
-                )
+                self._staged[name] = _Staged(rows if probe.factor != 0.0 else [], probe, layer.moved(), rule)
 
-    def _after_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
         if not self._staged or (skipped is not None and float(skipped) != 0.0):
             self._staged = {}
@@ -338,8 +330,6 @@ class Recorder:
         layers = {}
         with torch.no_grad():
             for name, staged in self._staged.items():
-                for rows in staged.rows:
-                    rows.columns["step"] = torch.full((len(rows),), self.step)
                 layers[name] = LayerStep(
                     staged.rows,
                     staged.probe,
@@ -416,6 +406,10 @@ def _find_layers(
         raise SettingError(
             f"{type(model).__name__} has no layer that can be recorded. Spotlights records: linear layers."
         )
+    names = [name for _, modules in found.values() for name in modules]
+    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
+    if unknown or (patterns is not None and not patterns):
+        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     storage = storage_named(dtype)
     generator = torch.Generator().manual_seed(0)
     layers = {}
@@ -433,17 +427,12 @@ def _find_layers(
             generator=generator,
         )
         layers[layer.name] = layer
-    if not layers:
-        names = ", ".join(name for _, modules in found.values() for name in modules)
-        raise UnknownNameError(f"No layer matches {list(patterns or [])}. The model has: {names}.")
     return layers
 
 
 def _git_revision() -> str | None:
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
