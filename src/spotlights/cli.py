@@ -1,0 +1,203 @@
+"""The `spotlights` command. Thin: each command calls what a Python user would call.
+
+Torch and all that needs it are imported inside the commands, so that `spotlights --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spotlights._version import __version__
+from spotlights.errors import SettingError, SpotlightsError
+
+app = typer.Typer(
+    name="spotlights",
+    help="Which training examples is an answer made of?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+MemoryPath = Annotated[Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Only the options that stand before a command."""
+
+
+@app.command(epilog="Example:  [bold]spotlights demo --steps 500 --out /tmp/demo[/]")
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 3000,
+    out: Annotated[Path, typer.Option(help="Where the memory and the figures go.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Train on MNIST with recording, verify the memory, explain three test images: about two minutes."""
+    with _plain_errors():
+        from rich.console import Console
+
+        from spotlights.experiments import demo as experiment
+
+        settings = experiment.Settings(out=out, steps=steps)
+        outcome = experiment.run(settings, Console(stderr=as_json))
+    if as_json:
+        _print_json(asdict(outcome))
+    raise typer.Exit(0 if outcome.exact else 1)
+
+
+@app.command(epilog="Example:  [bold]spotlights info runs/demo/demo.memory[/]")
+def info(memory: MemoryPath, as_json: AsJson = False) -> None:
+    """Say what a memory holds."""
+    with _plain_errors():
+        import spotlights as sl
+
+        found = sl.open(memory).info
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        _print(found)
+
+
+@app.command(epilog="Example:  [bold]spotlights verify runs/demo/demo.memory && echo exact[/]")
+def verify(memory: MemoryPath, as_json: AsJson = False) -> None:
+    """Check that a memory is whole and equals the network it recorded; exit code 1 if not."""
+    with _plain_errors(), _waiting("Reading and adding up every slot"):
+        import spotlights as sl
+
+        found = sl.open(memory).verify()
+    if as_json:
+        layers = {name: {**asdict(check), "exact": check.ok} for name, check in found.items()}
+        _print_json({"exact": found.ok, "damaged": found.damaged, "layers": layers})
+    else:
+        _print(found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+@app.command(epilog="Example:  [bold]spotlights run mnist-single && spotlights report runs/mnist-single-paper-0[/]")
+def run(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="mnist-single, mnist-joint or mnist-continual.", show_default=False),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="paper; quick (seconds); table1, text or long, where the experiment has them.")
+    ] = "paper",
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder; runs/NAME-PRESET-SEED by default.", show_default=False)
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Repeat the run that this run.json describes.", show_default=False),
+    ] = None,
+    discard: Annotated[
+        bool, typer.Option("--discard-memory", help="Throw the memory away once it is analysed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one of the paper's experiments: train with recording, verify, analyse."""
+    with _plain_errors():
+        from spotlights.experiments import running
+
+        if (name is None) == (source is None):
+            raise SettingError("Give the name of an experiment, or --from run.json, and not both.")
+        if source is not None:
+            folder = running.repeat(source, out=out, keep=not discard)
+        else:
+            assert name is not None
+            folder = running.run_experiment(name, preset=preset, seed=seed, steps=steps, out=out, keep=not discard)
+        found = running.load_run(folder)
+    if as_json:
+        _print_json({"folder": str(folder), **asdict(found)})
+    else:
+        _print(running.summary(found, folder))
+    raise typer.Exit(0 if found.exact else 1)
+
+
+@app.command(epilog="Example:  [bold]spotlights report runs/mnist-single-paper-* --out reports/mnist-single[/]")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that spotlights run made.")],
+    out: Annotated[Path | None, typer.Option(help="The folder; RUN/report by default.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page about some runs, and its figures as PNG and PDF."""
+    with _plain_errors():
+        from spotlights.report import write_report
+
+        page = write_report(runs, runs[0] / "report" if out is None else out)
+    _print_json({"page": str(page)}) if as_json else typer.echo(page)
+
+
+@app.command(epilog="Example:  [bold]spotlights reproduce --seeds 1 --out runs/reproduction[/]")
+def reproduce(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    out: Annotated[Path, typer.Option(help="The folder of the runs and of the report.")] = Path("runs/reproduction"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the memories of seed 0 (23 GB).")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
+) -> None:
+    """Run all of the paper's image experiments over several seeds, and write one report about them.
+
+    Goes on where it was interrupted. Takes about 20 minutes for each seed on two cores, and 17 GB of disk.
+    """
+    with _plain_errors():
+        from spotlights.experiments.reproduce import run_plan
+        from spotlights.report import write_report
+
+        folders = run_plan(seeds=seeds, out=out, keep=keep, quick=quick)
+        page = write_report(folders, out / "report")
+    typer.echo(page)
+
+
+# -- talking ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What Spotlights raises on purpose becomes one red sentence and exit code 2."""
+    try:
+        yield
+    except SpotlightsError as error:
+        from rich.console import Console
+
+        Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _print(result: Any) -> None:
+    from rich.console import Console
+
+    Console().print(result)
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, default=str))

@@ -1,0 +1,1 @@
+"""One experiment per file: settings on top, straight-line below."""

@@ -1,0 +1,48 @@
+"""Training and test images, sharp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Shaped
+from matplotlib.axes import Axes
+
+from spotlights.figures.palette import QUIET
+
+
+@dataclass(frozen=True, eq=False)
+class Captioned:
+    """An image with words above and below it, and the colour of its frame."""
+
+    pixels: Shaped[np.ndarray, "height width"]
+    above: str
+    below: str
+    frame: str = QUIET
+
+
+ImageOf = Callable[[int], np.ndarray]
+"""From an example's id to its pixels, height × width; large is ink."""
+
+
+def draw_image(axes: Axes, pixels: Shaped[np.ndarray, "height width"], *, frame: str = QUIET) -> None:
+    """Draws one image, each pixel a square, in a frame of some colour."""
+    axes.imshow(pixels, cmap="gray_r", interpolation="none")
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=frame, linewidth=2.0)
+
+
+def draw_images(axes: Axes, images: Sequence[Captioned]) -> None:
+    """Draws images in a row that fills the axes, each with words above and below it."""
+    axes.axis("off")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    width = 1 / max(len(images), 1)
+    for index, image in enumerate(images):
+        middle = (index + 0.5) * width
+        inset = axes.inset_axes((index * width + 0.02, 0.27, width - 0.04, 0.60))
+        draw_image(inset, image.pixels, frame=image.frame)
+        axes.text(middle, 0.91, image.above, ha="center", va="bottom", weight="bold")
+        axes.text(middle, 0.22, image.below, ha="center", va="top", fontsize=7.5, color=QUIET, linespacing=1.4)
