@@ -1,0 +1,257 @@
+"""Single test images, looked at closely: the paper's figures 4 to 28, and what they left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+
+from spotlights.attention.attention import Attention
+from spotlights.attention.means import AskMeans
+from spotlights.attention.questions import AskTop, AskTotals
+from spotlights.attention.results import Top
+from spotlights.attention.weighted import WeightedScores
+from spotlights.errors import SettingError
+from spotlights.experiments.analyses.categories import by_category, categories
+from spotlights.experiments.images import Images
+from spotlights.experiments.training import Trained, answers
+
+_PICTURES = 3
+"""Training images shown for each layer."""
+_RANKS = 200
+"""Points of the curve of totals per training example."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which test image to look at: the first of its kind."""
+
+    source: str
+    label: int
+    right: bool | None = None
+    """Only one that the network gets right (or wrong)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A training image and why it is shown."""
+
+    pixels: UInt8[np.ndarray, "height width"]
+    source: str
+    label: int
+    name: str
+    example: int
+    value: float
+    """Its score, or its contribution over all visits."""
+    step: int | None = None
+    """The step of the visit, if it is about one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pushed:
+    """What speaks for one logit, through one layer."""
+
+    target: int
+    logit: float
+    exact: bool
+    """initial + all contributions is the logit; otherwise first order."""
+    initial: float
+    by_category: Float[np.ndarray, "sources classes"]
+    strongest_for: list[Picture]
+    strongest_against: list[Picture]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCase:
+    """One layer's part of one answer."""
+
+    layer: str
+    top: Float[np.ndarray, "sources classes k"]
+    """The largest scores of each category, largest first; NaN where there are fewer slots."""
+    totals: Float[np.ndarray, "sources classes"]
+    """Scores added up."""
+    absolute: Float[np.ndarray, "sources classes"]
+    """|score| added up."""
+    weighted: Float[np.ndarray, "sources classes"]
+    """|score| ‖error‖ added up."""
+    mean: Float[np.ndarray, "sources classes"]
+    """Mean score of a slot."""
+    spread: Float[np.ndarray, "sources classes"]
+    """Standard deviation over the slots."""
+    pictures: list[Picture]
+    """The training images with the largest scores, each once."""
+    top_step: Int[np.ndarray, "k"]
+    """When the slots with the largest scores of all were visited."""
+    top_score: Float[np.ndarray, "k"]
+    top_category: Int[np.ndarray, "k"]
+    """Source · classes + class."""
+    starts: Float[np.ndarray, "bins"]
+    """The first step of each stretch of training."""
+    by_step: Float[np.ndarray, "bins"]
+    """Scores added up in each stretch."""
+    example_rank: Int[np.ndarray, "ranks"]
+    example_total: Float[np.ndarray, "ranks"]
+    """The training example of that rank by its score over all visits."""
+    examples: list[Picture]
+    """The training examples with the largest total score over all visits."""
+    pushed: list[Pushed]
+    """Towards the network's answer and, if that is wrong, towards the true class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One test image and what its answer is made of."""
+
+    source: str
+    pixels: UInt8[np.ndarray, "height width"]
+    example: int
+    label: int
+    output: int
+    logits: Float[np.ndarray, "classes"]
+    layers: list[LayerCase]
+
+    @property
+    def right(self) -> bool:
+        return self.label == self.output
+
+
+def find(trained: Trained, wanted: Wanted) -> int:
+    """The position of the first such test image."""
+    test = trained.data[wanted.source].test
+    found = test.labels == wanted.label
+    if wanted.right is not None:
+        found &= (answers(trained.model, test) == test.labels) == wanted.right
+    if not found.any():
+        verdict = {None: "", True: " that is answered rightly", False: " that is answered wrongly"}
+        raise SettingError(
+            f"None of the {len(test)} test images is a {test.category(wanted.label)}{verdict[wanted.right]}. "
+            "Use more test images."
+        )
+    return int(found.nonzero()[0])
+
+
+def cases(trained: Trained, wanted: Sequence[Wanted], *, top: int, bins: int) -> list[Case]:
+    """Looks at one test image of each kind; kinds that no test image is of are left out."""
+    found = []
+    for each in wanted:
+        try:
+            position = find(trained, each)
+        except SettingError:
+            continue  # a network without a single such mistake (or success) has nothing to show here
+        found.append(look_at(trained, trained.data[each.source].test, position, top=top, bins=bins))
+    return found
+
+
+def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: int) -> Case:
+    """Everything about one test image."""
+    spotlights = trained.memory.attend(trained.model, test.inputs[position : position + 1])
+    logits = spotlights.output[0].double()
+    label, output = int(test.labels[position]), int(logits.argmax())
+    targets = [output] if output == label else [output, label]
+    asked = spotlights.ask(
+        AskTop(top, per="category"),
+        AskTop(top),
+        AskTotals("category"),
+        AskTotals("category", absolute=True),
+        AskMeans("category"),
+        AskTotals("step", bins=bins),
+        AskTotals("example"),
+    )
+    layers = []
+    for name, (per, overall, totals, absolute, means, by_step, by_example) in asked.items():
+        attention = spotlights[name]
+        weighted = WeightedScores(attention).totals("category", absolute=True)
+        ranks, example_totals = _ranked(by_example.numpy()[0])
+        layers.append(
+            LayerCase(
+                name,
+                _arrange_top(trained, per),
+                by_category(trained, totals.numpy(), totals.groups)[0],
+                by_category(trained, absolute.numpy(), absolute.groups)[0],
+                by_category(trained, weighted.numpy(), weighted.groups)[0],
+                by_category(trained, means.values.numpy(), means.groups)[0],
+                by_category(trained, means.spread.numpy(), means.groups)[0],
+                _distinct_pictures(trained, overall),
+                np.array(overall.columns["step"][0][0]),
+                overall.numpy()[0],
+                np.array([categories(trained).index(str(c)) for c in overall.columns["category"][0][0]]),
+                np.array(by_step.groups, dtype=float),
+                by_step.numpy()[0],
+                ranks,
+                example_totals,
+                _pictures(trained, attention.top(_PICTURES, by="example")),
+                [_pushed(trained, attention, target, float(logits[target])) for target in targets],
+            )
+        )
+    return Case(
+        test.source,
+        test.pixels[position].numpy(),
+        int(test.ids[position]),
+        label,
+        output,
+        logits.numpy(),
+        layers,
+    )
+
+
+def _pushed(trained: Trained, attention: Attention, target: int, logit: float) -> Pushed:
+    contributions = attention.contributions(target)
+    totals = contributions.totals("category")
+    return Pushed(
+        target,
+        logit,
+        contributions.exact,
+        float(contributions.initial[0]),
+        by_category(trained, totals.numpy(), totals.groups)[0],
+        _pictures(trained, contributions.top(_PICTURES, by="example")),
+        _pictures(trained, contributions.bottom(_PICTURES, by="example")),
+    )
+
+
+def _arrange_top(trained: Trained, top: Top) -> Float[np.ndarray, "sources classes k"]:
+    names = categories(trained)
+    values = top.numpy()[0]
+    arranged = np.full((len(names), values.shape[1]), np.nan)
+    for group, held in zip(top.groups, values, strict=True):
+        arranged[names.index(str(group))] = held
+    return arranged.reshape(len(trained.sources), -1, values.shape[1])
+
+
+def _ranked(
+    totals: Float[np.ndarray, "examples"],
+) -> tuple[Int[np.ndarray, "ranks"], Float[np.ndarray, "ranks"]]:
+    """The sorted totals at ranks that are even on a logarithmic scale."""
+    ranks = np.unique(np.geomspace(1, len(totals), _RANKS).round().astype(np.int64))
+    return ranks, np.sort(totals)[::-1][ranks - 1]
+
+
+def _distinct_pictures(trained: Trained, top: Top) -> list[Picture]:
+    """The first pictures of the answer, each example once."""
+    shown: dict[int, Picture] = {}
+    for row in top.rows(0):
+        if row["example"] not in shown:
+            shown[row["example"]] = _picture(trained, row, row[top.what], row["step"])
+        if len(shown) == _PICTURES:
+            break
+    return list(shown.values())
+
+
+def _pictures(trained: Trained, top: Top) -> list[Picture]:
+    return [_picture(trained, row, row[top.what], None) for row in top.rows(0)]
+
+
+def _picture(trained: Trained, row: dict, value: float, step: int | None) -> Picture:
+    train = trained.data[row["source"]].train
+    place = int((train.ids == torch.tensor(row["example"])).nonzero()[0])
+    return Picture(
+        train.pixels[place].numpy(),
+        row["source"],
+        row["label"],
+        train.classes[row["label"]],
+        row["example"],
+        float(value),
+        step,
+    )

@@ -1,0 +1,99 @@
+"""How one task pushes another out: the forgotten test images, and which new classes turned their answers.
+
+A forgotten image was right when the second task began and is wrong at the end. What is taken apart is its
+margin, the logit of the wrong answer minus that of the true class: positive contributions pushed it over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spotlights.experiments.analyses.categories import by_category
+from spotlights.experiments.training import Trained, answers
+
+
+@dataclass(frozen=True, eq=False)
+class Interference:
+    """One layer: what each category of slots adds to the margins of forgotten images of each class."""
+
+    layer: str
+    exact: bool
+    """In the last layer; in a hidden layer it is first order, through the gradient of the margin."""
+    contributions: Float[np.ndarray, "classes sources classes"]
+    """Mean over the forgotten images of a true class (rows); NaN where there is none."""
+    initial: Float[np.ndarray, "classes"]
+    """What the initial weights add."""
+    margin: Float[np.ndarray, "classes"]
+    """The mean margin itself; in the last layer it is initial + all contributions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting:
+    """All of it."""
+
+    source: str
+    """The task that is forgotten."""
+    forgotten: Int[np.ndarray, "classes"]
+    """Test images of each class that were right at the switch and are wrong at the end."""
+    right_before: Int[np.ndarray, "classes"]
+    answered: Int[np.ndarray, "classes classes"]
+    """Forgotten images by true class (rows) and wrong answer (columns)."""
+    sampled: int
+    """How many of the forgotten images were taken apart."""
+    layers: list[Interference]
+
+
+def forgetting(trained: Trained, *, switch: int, images: int) -> Forgetting:
+    """Takes apart the margins of the first task's forgotten test images; evenly spaced ones, if many."""
+    source = trained.sources[0]
+    test = trained.data[source].test
+    count = len(test.classes)
+    before = answers(trained.memory.as_of(switch).primal(trained.model), test)
+    after = answers(trained.model, test)
+    right = before == test.labels
+    lost = (right & (after != test.labels)).nonzero().flatten()
+    chosen = lost[torch.linspace(0, len(lost) - 1, min(images, len(lost))).round().long()]
+    true, said = test.labels[chosen], after[chosen]
+    answered = torch.bincount(test.labels[lost] * count + after[lost], minlength=count * count)
+    return Forgetting(
+        source,
+        torch.bincount(test.labels[lost], minlength=count).numpy(),
+        torch.bincount(test.labels[right], minlength=count).numpy(),
+        answered.reshape(count, count).numpy(),
+        len(chosen),
+        _layers(trained, test.inputs[chosen], true, said) if len(chosen) else [],
+    )
+
+
+def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> list[Interference]:
+    def margin(logits: Tensor) -> Tensor:
+        return (logits.gather(1, said[:, None]) - logits.gather(1, true[:, None]))[:, 0]
+
+    spotlights = trained.memory.attend(trained.model, inputs)
+    found = []
+    for layer, attention in spotlights.items():
+        contributions = attention.contributions(margin)
+        totals = contributions.totals("category")
+        per_image = by_category(trained, totals.numpy(), totals.groups)
+        found.append(
+            Interference(
+                layer,
+                contributions.exact,
+                _by_class(per_image, true.numpy(), per_image.shape[2]),
+                _by_class(contributions.initial.detach().numpy(), true.numpy(), per_image.shape[2]),
+                _by_class(margin(spotlights.output).double().numpy(), true.numpy(), per_image.shape[2]),
+            )
+        )
+    return found
+
+
+def _by_class(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    means = np.full((classes, *values.shape[1:]), np.nan)
+    for label in np.unique(labels):
+        means[label] = values[labels == label].mean(axis=0)
+    return means

@@ -1,0 +1,178 @@
+"""The report: one page that needs nothing else, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import functools
+import re
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import spotlights as sl
+from spotlights.cli import app
+from spotlights.datasets import load
+from spotlights.experiments import images
+from spotlights.experiments.paper import TABLE_1, TABLE_1_COLUMNS, Reported
+from spotlights.experiments.results import load_results, save_results
+from spotlights.experiments.running import load_run, run_experiment
+from spotlights.report import write_report
+from spotlights.report.gather import gather, mean_over
+from spotlights.report.tables import (
+    accuracy_rows,
+    agreement_html,
+    cells_that_hold,
+    html_table,
+    mask_rows,
+    table_1_rows,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _load_once() -> Iterator[None]:
+    """The same files need not be unpacked for every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "load", functools.cache(load))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    try:
+        load("mnist", "test"), load("fashion-mnist", "test")
+    except sl.DatasetError as error:
+        pytest.skip(str(error))
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("report")
+    found = {}
+    for name, seed in (("mnist-single", 0), ("mnist-single", 1), ("mnist-continual", 0)):
+        found[f"{name}-{seed}"] = run_experiment(
+            name, preset="quick", seed=seed, out=root / f"{name}-{seed}", keep=False, pictures=seed == 0
+        )
+    continual = found["mnist-continual-0"]
+    results = load_results(continual)
+    save_results(replace(results, cases=results.cases[:1]), continual)  # one picture of each kind is enough
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page")
+    done = CliRunner().invoke(app, ["report", str(runs["mnist-continual-0"]), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return out / "report.html"
+
+
+def test_the_page_needs_no_network_and_no_other_file(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count('src="data:image/png;base64,') == text.count("<img")
+    without_images = re.sub(r"base64,[^\"]*", "", text)
+    assert "http" not in without_images
+    assert "<script" not in without_images
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', without_images))
+
+
+def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    figures = page.parent / "figures"
+    names = {path.stem for path in figures.glob("*.png")}
+    assert names == {path.stem for path in figures.glob("*.pdf")}
+    expected = {
+        *(f"-1-{what}" for what in ("attention", "contributions", "measures", "over-time", "examples")),
+        *(f"-{what}" for what in ("masks", "interference", "forgotten")),
+        *(f"-{what}" for what in ("cross-task", "class-attention", "over-time")),
+    }
+    assert names == {f"mnist-continual-quick{each}" for each in expected}
+    for name in names:
+        assert f'<figure id="{name}">' in text
+        assert (figures / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (figures / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_page_says_how_it_was_made_and_what_was_found(page: Path, runs: dict[str, Path]) -> None:
+    text = page.read_text(encoding="utf-8")
+    run = load_run(runs["mnist-continual-0"])
+    assert "spotlights run mnist-continual --preset quick --seed 0" in text
+    assert f"{100 * run.accuracy['fashion-mnist']:.1f}" in text
+    assert "600 mnist, 600 fashion-mnist" in text
+    for setting, value in run.settings.items():
+        assert f"<td>{setting}</td>" in text
+        assert f"<td>{value}</td>" in text
+    assert f"{max(check.relative_error for check in run.exactness.values()):.1e}" in text
+
+
+def test_table_1_has_means_over_seeds_beside_the_papers(runs: dict[str, Path]) -> None:
+    (group,) = gather([runs["mnist-single-1"], runs["mnist-single-0"]])
+    assert [run.seed for run in group.runs] == [0, 1]
+    assert group.shown == 0
+    rows = table_1_rows(group)
+    hold = 0
+    for row, layer in zip(rows, ("layers.0", "layers.1", "layers.2"), strict=True):
+        assert row[0] == layer
+        for index, column in enumerate(TABLE_1_COLUMNS):
+            cells = []
+            for folder in (runs["mnist-single-0"], runs["mnist-single-1"]):
+                vote = next(v for v in load_results(folder).votes if v.layer == layer)
+                right, wrong = vote.right, vote.wrong
+                counts = {
+                    "target_given_wrong": vote.wrong_target / wrong,
+                    "output_given_wrong": vote.wrong_output / wrong,
+                    "target_given_right": vote.right_target / right,
+                }
+                cells.append(100 * counts[column])
+            assert str(row[1 + 2 * index]) == f"{statistics.mean(cells):.1f} ± {statistics.stdev(cells):.1f}"
+            reported = TABLE_1[layer][index]
+            assert row[2 + 2 * index] == f"{reported.mean:.1f} ± {reported.deviation:.1f}"
+            hold += abs(statistics.mean(cells) - reported.mean) <= (2 * reported.deviation or 1.5)
+    assert cells_that_hold(group) == (hold, 9)
+
+
+def test_agreement_tables_add_up_to_all_test_images(runs: dict[str, Path]) -> None:
+    (group,) = gather([runs["mnist-single-0"], runs["mnist-single-1"]])
+    text = agreement_html(group)
+    assert text.count("<table>") == 6
+    for table in text.split("<table>")[1:]:
+        numbers = [int(cell.replace(",", "")) for cell in re.findall(r'<td class="n">([\d,]+)</td>', table)]
+        assert sum(numbers) == 2 * 200
+
+
+def test_accuracies_and_masks_are_those_of_the_runs(runs: dict[str, Path]) -> None:
+    folder = runs["mnist-continual-0"]
+    (group,) = gather([folder])
+    rows = accuracy_rows([group])
+    run, results = load_run(folder), load_results(folder)
+    assert [row[3] for row in rows] == ["45", "85", "97"]
+    assert str(rows[1][4]) == f"{100 * run.accuracy['fashion-mnist']:.1f}"
+    assert str(rows[2][4]) == f"{100 * results.masks[0].accuracy['mnist']:.1f}"
+    masks = mask_rows(group)
+    assert len(masks) == 10
+    assert masks[1][0] == "nothing masked, as of step 160"
+    assert str(masks[1][1]) == f"{100 * run.accuracy['mnist']:.1f}"
+    assert "mnist masked in layers.1 only" in [row[0] for row in masks]
+
+
+def test_a_cell_holds_within_two_deviations_or_1_5_points() -> None:
+    assert Reported(60.1, 4.5).holds(69.0)
+    assert not Reported(60.1, 4.5).holds(69.2)
+    assert Reported(75.1, 0.0).holds(76.5)
+    assert not Reported(75.1, 0.0).holds(76.7)
+
+
+def test_one_run_has_no_deviation() -> None:
+    assert str(mean_over([0.5])) == "50.0"
+    assert str(mean_over([0.5, 0.7])) == f"60.0 ± {statistics.stdev([50, 70]):.1f}"
+
+
+def test_what_is_in_a_cell_is_text() -> None:
+    assert "&lt;b&gt;" in html_table(["a"], [["<b>"]])
+
+
+def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sl.MemoryFormatError, match="spotlights run"):
+        write_report([tmp_path], tmp_path / "out")
+    with pytest.raises(sl.SettingError, match="at least one run"):
+        write_report([], tmp_path / "out")
