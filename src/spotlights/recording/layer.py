@@ -62,7 +62,6 @@ class RecordedLayer:
         first = next(iter(modules.values()))
         self.weight = adapter.weight(first)
         biases = {id(b): b for m in modules.values() if (b := adapter.bias(m)) is not None}
-        self.shared_weight_own_biases = len(biases) > 1
         self.bias = adapter.bias(first) if len(biases) == 1 else None
         self.parameters = {"weight": self.weight}
         if self.bias is not None:
