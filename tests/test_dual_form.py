@@ -1,5 +1,6 @@
 """The equations: attention, the sweep over the steps of SGD, and the probe of a gradient."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -88,22 +89,25 @@ def test_no_steps_leave_the_initial_weights():
 @some
 @given(factor=st.floats(-100, 100).filter(lambda f: abs(f) > 1e-3), seed=st.integers(0, 99))
 def test_the_probe_finds_the_factor_between_backward_and_step(factor: float, seed: int):
-    product = torch.randn(9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    probe = probe_gradient(factor * product, product)
+    product = np.random.default_rng(seed).standard_normal(9)
+    probe = probe_gradient(factor * product, product, rounding=2.0**-53)
     assert probe.factor == pytest.approx(factor, rel=1e-12)
     assert probe.residual < 1e-12
 
 
 def test_the_probe_calls_an_untouched_gradient_untouched():
-    product = torch.randn(9)
-    assert probe_gradient(product * (1 + 1e-7), product).factor == 1.0
+    product = np.random.default_rng(0).standard_normal(9).astype(np.float32)
+    assert probe_gradient(product * np.float32(1 + 1e-7), product, rounding=2.0**-24).factor == 1.0
+    assert probe_gradient(product * np.float32(1 + 1e-4), product, rounding=2.0**-24).factor != 1.0
+    assert probe_gradient(product * np.float32(1 + 1e-4), product, rounding=2.0**-11).factor == 1.0
 
 
 def test_the_residual_is_the_share_that_the_slots_do_not_explain():
-    explained, other = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
-    probe = probe_gradient(explained + other, explained)
+    explained, other, nothing = np.array([3.0, 0.0]), np.array([0.0, 4.0]), np.zeros(2)
+    exact = 2.0**-53
+    probe = probe_gradient(explained + other, explained, exact)
     assert probe.factor == pytest.approx(1.0)
     assert probe.residual == pytest.approx(4 / 5)
-    assert probe_gradient(other, torch.zeros(2)).residual == 1.0
-    assert probe_gradient(torch.zeros(2), torch.zeros(2)).residual == 0.0
-    assert probe_gradient(torch.zeros(2), explained).factor == 0.0
+    assert probe_gradient(other, nothing, exact).residual == 1.0
+    assert probe_gradient(nothing, nothing, exact).residual == 0.0
+    assert probe_gradient(nothing, explained, exact).factor == 0.0

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -87,20 +88,20 @@ class GradientProbe:
     """The share of the gradient that the slots do not explain; 0 up to rounding when all is recorded."""
 
 
-def probe_gradient(gradient: Float[Tensor, "out_features"], from_slots: Float[Tensor, "out_features"]) -> GradientProbe:
-    """Compares `G u` with `Σ_t δ_t (k_t·u)` for one random vector `u`, by least squares.
+def probe_gradient(
+    gradient: Float[np.ndarray, "entries"], from_slots: Float[np.ndarray, "entries"], rounding: float
+) -> GradientProbe:
+    """Compares some entries of `G` with the same ones of `Σ_t δ_t ⊗ k_t`, by least squares.
 
-    Both arguments are that product, so the comparison costs no more than a matrix-vector product.
-    For a Gaussian `u` the residual estimates the relative Frobenius norm of what is unexplained.
+    `rounding` is the relative error of the stored numbers that the slots' entries come from.
     """
-    seen, explained = gradient.cpu().numpy(), from_slots.cpu().numpy()
-    energy, norm = float(explained @ explained), math.sqrt(float(seen @ seen))
+    energy, norm = float(from_slots @ from_slots), math.sqrt(float(gradient @ gradient))
     if energy == 0.0:
         return GradientProbe(factor=1.0, residual=0.0 if norm == 0.0 else 1.0)
     if norm == 0.0:
         return GradientProbe(factor=0.0, residual=0.0)
-    factor = float(seen @ explained) / energy
-    if abs(factor - 1.0) < 16 * torch.finfo(gradient.dtype).eps:
+    factor = float(gradient @ from_slots) / energy
+    if abs(factor - 1.0) < max(16 * np.finfo(gradient.dtype).eps, rounding):
         factor = 1.0  # an untouched gradient: the difference is the rounding of the probe itself
-    unexplained = seen - factor * explained
+    unexplained = gradient - factor * from_slots
     return GradientProbe(factor, math.sqrt(float(unexplained @ unexplained)) / norm)

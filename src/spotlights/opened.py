@@ -29,7 +29,7 @@ from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, 
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
-from spotlights.memory.slots import sample_positions
+from spotlights.memory.slots import sample_slice
 from spotlights.memory.storage import storage_named
 
 UNEXPLAINED = 1e-3
@@ -331,9 +331,9 @@ class Memory:
             source = f"samples at step {until}"
             truth = dict(initial)
             for parameter in entry.trained:
-                positions = sample_positions(initial[parameter].numel())
-                found[parameter] = found[parameter].reshape(-1)[positions]
-                initial[parameter] = initial[parameter].reshape(-1)[positions]
+                kept = sample_slice(initial[parameter].numel())
+                found[parameter] = found[parameter].reshape(-1)[kept]
+                initial[parameter] = initial[parameter].reshape(-1)[kept]
                 logged = log.samples[parameter][until - 1 : until]
                 truth[parameter] = logged[0].double() if until else initial[parameter]
 

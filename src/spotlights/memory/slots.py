@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spotlights.dual_form import GradientProbe
+from spotlights.memory.gradient_block import GradientBlock
 
 KEYS, KEY_SCALE, ERRORS, ERROR_SCALE, INDEX = "keys", "key_scale", "errors", "error_scale", "index"
 LOG = "/log/"
@@ -42,14 +42,16 @@ def rule_tensor(layer: str, parameter: str) -> str:
 
 
 def sample_tensor(layer: str, parameter: str) -> str:
-    """Per step: some entries of the parameter after the step (see `sample_positions`)."""
+    """Per step: some entries of the parameter after the step (see `sample_slice`)."""
     return f"{LOG}{layer}/{parameter}/sample"
 
 
-def sample_positions(numel: int) -> Int64[Tensor, "sample"]:
-    """Which entries of a parameter the step log keeps: the same ones for every parameter of that size."""
-    generator = torch.Generator().manual_seed(numel)
-    return torch.randint(numel, (min(SAMPLE_SIZE, numel),), generator=generator)
+def sample_slice(numel: int) -> slice:
+    """Which entries of a parameter, flattened, the step log keeps: spread over its rows and its columns."""
+    count = min(SAMPLE_SIZE, numel)
+    stride = numel // max(count, 1)
+    stride -= stride % 2 == 0  # odd, or it would meet few columns of the usual sizes
+    return slice(max(stride, 1) // 2, count * max(stride, 1), max(stride, 1))
 
 
 def plain(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
@@ -73,16 +75,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def decoded(
-        self, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "rows in_features"], Float[Tensor, "rows out_features"]]:
-        """Keys and errors as numbers again."""
+    def some_keys(self, features: slice) -> Float[np.ndarray, "rows features"]:
+        """Columns of the keys, as numbers again."""
+        return _numbers(self.keys, self.key_scale, features)
+
+    def some_errors(self, units: slice) -> Float[np.ndarray, "rows units"]:
+        """Columns of the errors, as numbers again."""
         assert self.errors is not None
-        keys, errors = self.keys.to(dtype), self.errors.to(dtype)
-        return (
-            keys if self.key_scale is None else keys * self.key_scale[:, None],
-            errors if self.error_scale is None else errors * self.error_scale[:, None],
-        )
+        return _numbers(self.errors, self.error_scale, units)
 
     @property
     def nbytes(self) -> int:
@@ -90,16 +90,24 @@ class Rows:
         return sum(part.nbytes for part in parts if part is not None)
 
 
+def _numbers(stored: Shaped[Tensor, "rows all"], scale: Float[Tensor, "rows"] | None, part: slice) -> np.ndarray:
+    numbers = stored.numpy()[:, part]
+    if scale is None:
+        return numbers
+    return numbers.astype(np.float32) * scale.numpy()[:, None]
+
+
 @dataclass(frozen=True)
 class LayerStep:
     """What one optimizer step left behind in one layer."""
 
     rows: list[Rows]
-    probe: GradientProbe
+    gradient: GradientBlock | None
+    """None where there is nothing to compare: no errors are kept, or there was no gradient."""
     moved: bool
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""
-    samples: dict[str, Float[Tensor, "sample"]] = field(default_factory=dict)
+    samples: dict[str, Shaped[np.ndarray, "sample"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

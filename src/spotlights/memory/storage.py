@@ -95,9 +95,15 @@ class Float16(Storage):
         scale = 1.0
         if like is not None and largest <= like * 2.0**15:
             scale = like
-        elif 0 < largest < math.inf:
+        elif 0 < largest < math.inf and not 0.25 <= largest <= 2.0**15:
             scale = math.ldexp(1.0, min(math.frexp(largest)[1], 127))  # 2¹²⁸ would be infinite
-        stored = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, self.dtype))
+        stored = pool.take(rows.shape, self.dtype)
+        if scale == 1.0:
+            stored.copy_(rows)
+        else:
+            scaled = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, rows.dtype))
+            stored.copy_(scaled)
+            pool.give(scaled)
         return stored, torch.full((len(rows),), scale)
 
 

@@ -25,6 +25,7 @@ import xxhash
 from jaxtyping import Shaped
 from torch import Tensor
 
+from spotlights.dual_form import GradientProbe
 from spotlights.errors import MemoryExistsError, MemoryFormatError, ResumeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import ColumnTable, missing
@@ -37,7 +38,7 @@ from spotlights.memory.manifest import (
     write_manifest,
 )
 from spotlights.memory.slots import Rows, StepRecord, plain
-from spotlights.memory.storage import BufferPool
+from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.tensors import map_tensors, write_tensors
 
 try:
@@ -49,6 +50,7 @@ SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 60.0
 _WAITING_SEGMENTS = 2
 _GIVE_UP_ROWS = 1 << 20
+_NOTHING = GradientProbe(factor=1.0, residual=0.0)
 
 
 class KeyIndex:
@@ -317,13 +319,15 @@ class MemoryWriter:
             counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
+        rounding = storage_named(entry.storage).rounding
+        probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, rounding) for s in log]
         tensors[names.probe_tensor(layer)] = [
-            np.array([[s.probe.factor, s.probe.residual, float(s.moved)] for s in log])
+            np.array([[p.factor, p.residual, float(s.moved)] for p, s in zip(probes, log, strict=True)])
         ]
         for parameter in entry.trained:
             if self._manifest.rule is not None:
                 tensors[names.rule_tensor(layer, parameter)] = [np.array([s.rule[parameter] for s in log])]
-            tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter].numpy() for s in log])]
+            tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter] for s in log])]
         count = sum(len(part) for part in rows)
         return count, sum(len(block) for block in parts.get(names.KEYS, []))
 

@@ -7,35 +7,51 @@ gradient that is thrown away (`zero_grad`, a skipped step) and `torch.autograd.g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from spotlights.dual_form import GradientProbe, probe_gradient
 from spotlights.layers import LayerAdapter
 from spotlights.memory.columns import Batch
+from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import LayerEntry
-from spotlights.memory.slots import Rows, plain, sample_positions
+from spotlights.memory.slots import Rows, plain, sample_slice
 from spotlights.memory.storage import BufferPool, Storage
+from spotlights.recording.passes import Passes, Seen
+from spotlights.recording.probe import Probe
 
-_PROBED_UNITS = 64
-"""Output units that the probe looks at in one step: others at each step, all of them in turn."""
+_NUMPY = (torch.float32, torch.float64, torch.float16)
 
 
-@dataclass
 class _Pass:
-    """What one backward pass has brought so far."""
+    """A layer's part of one backward pass."""
 
-    fresh: bool
-    """The gradient was empty before it: what was pending has been thrown away."""
-    rows: list[Rows] = field(default_factory=list)
-    product: Tensor | None = None
+    def __init__(self, layer: RecordedLayer) -> None:
+        self._layer = layer
+        self._fresh = layer.gradient_is_empty()
+        """What was pending has been thrown away since."""
+        self._gradient = layer.witness.grad
+        self._version = None if self._gradient is None else self._gradient._version
+        self._seen: list[Seen] = []
+        self._rows: list[Rows] = []
+
+    def note(self, seen: Seen) -> None:
+        self._seen.append(seen)
+
+    def copy(self) -> None:
+        for seen in self._seen:
+            self._rows.append(self._layer.copy(seen))
+        self._seen.clear()
+
+    def end(self) -> None:
+        gradient = self._layer.witness.grad
+        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
+        if gradient is not None and (gradient is not self._gradient or gradient._version != self._version):
+            self._layer.accept(self._rows, fresh=self._fresh)
 
 
 class RecordedLayer:
@@ -51,7 +67,6 @@ class RecordedLayer:
         storage: Storage,
         pool: BufferPool,
         errors: bool,
-        generator: torch.Generator,
     ) -> None:
         self.name = name
         self._pool = pool
@@ -67,25 +82,18 @@ class RecordedLayer:
         if self.bias is not None:
             self.parameters["bias"] = self.bias
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
-        self._samples = {n: sample_positions(p.numel()).to(p.device) for n, p in self.parameters.items()}
-        self._passes: dict[int, _Pass] = {}
+        self._sampled = {name: _Sampled(self.parameters[name]) for name in self.trained}
         self._pending: list[Rows] = []
-        self._product: Tensor | None = None
-        self._units = slice(0, min(_PROBED_UNITS, self.weight.shape[0]))
-        dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
-        *direction, self._bias_direction = torch.randn(
-            self.weight.shape[1] + 1, generator=generator, dtype=dtype
-        ).tolist()
-        self._direction = torch.tensor(direction, dtype=dtype, device=self.weight.device)
+        self._probe = Probe(self.weight)
         self._usual_scale: float | None = None
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
-        self._settled = self.samples(self.trained)
+        self._settled = self.samples()
         self._learning: list[str] = []
         """Which parameters the optimizer holds that are not frozen at the moment."""
-        self._witness = self.weight
+        self.witness = self.weight
         """The parameter whose gradient tells when a backward pass is done with this layer."""
-        self._watched: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._notice_frozen()
 
     def entry(self) -> LayerEntry:
         out_features, in_features = self.weight.shape
@@ -100,158 +108,83 @@ class RecordedLayer:
             trained=self.trained,
         )
 
-    def hook(self, current_batch: Callable[[], Batch | None]) -> list[torch.utils.hooks.RemovableHandle]:
+    def hook(
+        self, current_batch: Callable[[], Batch | None], passes: Passes
+    ) -> list[torch.utils.hooks.RemovableHandle]:
         """Starts listening. `current_batch` gives the columns of the current batch, or None while paused."""
-        return [
-            module.register_forward_hook(_Listener(partial(self._forward, current_batch)), with_kwargs=True)
-            for module in self._modules.values()
-        ]
 
-    def unhook(self) -> None:
-        """Stops listening to the gradients; the hooks of `hook` are the caller's to remove."""
-        for handle in self._watched.values():
-            handle.remove()
-        self._watched.clear()
+        def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not (module.training and output.requires_grad and torch.is_grad_enabled()):
+                return
+            batch = current_batch()
+            if batch is None:
+                return
+            keys = self._adapter.keys(module, args, kwargs)
+            columns = batch.rows(keys.shape[:-1], self.name)
+            may_repeat = not keys.requires_grad
+            keys = keys.detach()
+            output.register_hook(lambda errors: passes.note(self, Seen(module, keys, errors, columns, may_repeat)))
 
-    # -- hooks -----------------------------------------------------------------------------
+        return [module.register_forward_hook(_Listener(forward), with_kwargs=True) for module in self._modules.values()]
 
-    def _forward(
-        self,
-        current_batch: Callable[[], Batch | None],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Tensor,
-    ) -> None:
-        if not (module.training and torch.is_grad_enabled() and output.requires_grad):
-            return
-        batch = current_batch()
+    # -- a backward pass -------------------------------------------------------------------
+
+    def begin_pass(self) -> _Pass:
         self._notice_frozen()
-        if batch is None or not self._learning:
-            return
-        keys = self._adapter.keys(module, args, kwargs)
-        columns = batch.rows(keys.shape[:-1], self.name)
-        self._watch(self._witness)
-        output.register_hook(partial(self._backward, module, keys.detach(), columns, not keys.requires_grad))
+        return _Pass(self)
 
-    def _backward(
-        self,
-        module: nn.Module,
-        keys: Float[Tensor, "*lead in_features"],
-        columns: Mapping[str, np.ndarray],
-        may_repeat: bool,
-        gradient: Tensor,
-    ) -> None:
-        # Now, not at the step: until this very moment autograd itself needs the keys unchanged.
-        key_rows = keys.reshape(-1, keys.shape[-1])
-        like = self._usual_scale if may_repeat else None
-        stored_keys, key_scale = self._storage.encode(key_rows, self._pool, like=like)
-        if may_repeat and key_scale is not None and like is None:
+    def copy(self, seen: Seen) -> Rows:
+        """The slots of one call, encoded."""
+        keys = seen.keys.reshape(-1, seen.keys.shape[-1])
+        like = self._usual_scale if seen.may_repeat else None
+        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
+        if seen.may_repeat and key_scale is not None and like is None:
             self._usual_scale = float(key_scale[0])
-        task = torch._C._current_graph_task_id()
-        current = self._passes.get(task)
-        if current is None:
-            current = self._passes[task] = _Pass(fresh=self._gradient_is_empty())
         stored_errors = error_scale = None
         if self._errors:
-            errors = self._adapter.errors(module, gradient.detach())
-            error_rows = errors.reshape(-1, errors.shape[-1])
-            stored_errors, error_scale = self._storage.encode(error_rows, self._pool)
-            current.product = _sum(current.product, self._probe(key_rows, error_rows))
-        current.rows.append(Rows(stored_keys, key_scale, stored_errors, error_scale, columns, may_repeat))
+            errors = self._adapter.errors(seen.module, seen.errors.detach())
+            errors = errors.reshape(-1, errors.shape[-1])
+            stored_errors, error_scale = self._storage.encode(errors, self._pool)
+        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.may_repeat)
 
-    def _accumulated(self, parameter: Tensor) -> None:
-        if parameter is not self._witness:
-            return
-        finished = self._passes.pop(torch._C._current_graph_task_id(), None)
-        if finished is not None:
-            if finished.fresh:
-                self.forget()
-            self._pending += finished.rows
-            self._product = _sum(self._product, finished.product)
-        self._gradient_version = None if parameter.grad is None else parameter.grad._version
-
-    def _watch(self, parameter: nn.Parameter) -> None:
-        # Here and not at the start: a parameter may be unfrozen while training goes on.
-        if id(parameter) not in self._watched:
-            self._watched[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._accumulated)
+    def accept(self, rows: list[Rows], *, fresh: bool) -> None:
+        """A pass has added to the gradient; `fresh` if that was empty before."""
+        if fresh:
+            self.forget()
+        self._pending += rows
+        assert self.witness.grad is not None
+        self._gradient_version = self.witness.grad._version
 
     def _notice_frozen(self) -> None:
         """Parameters may be frozen and unfrozen while training goes on."""
         learning = [name for name in self.trained if self.parameters[name].requires_grad]
         if learning != self._learning:
             self._learning = learning
-            self._witness = self.parameters[learning[0]] if learning else self.weight
+            self.witness = self.parameters[learning[0]] if learning else self.weight
 
-    def _gradient_is_empty(self) -> bool:
-        gradient = self._witness.grad
+    def gradient_is_empty(self) -> bool:
+        gradient = self.witness.grad
         if gradient is None:
             return True
         return gradient._version != self._gradient_version and not bool(gradient.any())
 
     # -- the step --------------------------------------------------------------------------
 
-    def _probe(self, keys: Tensor, errors: Tensor) -> Float[Tensor, "units"]:
-        """`Σ δ (k·u)` for the probed output units, with 1 as the key of the bias."""
-        dtype = self._direction.dtype
-        if "weight" in self._learning:
-            scores = keys.to(dtype) @ self._direction
-        else:
-            scores = torch.zeros(len(keys), dtype=dtype, device=keys.device)
-        if "bias" in self._learning:
-            scores += self._bias_direction
-        return scores @ errors[:, self._units].to(dtype)
-
-    def probe(self, loss_scale: float) -> GradientProbe:
-        """Compares the pending slots with the gradient that the optimizer is about to use."""
+    def gradient(self, loss_scale: float) -> GradientBlock | None:
+        """A part of the gradient that the optimizer is about to use; None if there is none, or all is zero."""
         self._notice_frozen()
-        if not self._errors or self._witness.grad is None:
-            return GradientProbe(factor=1.0, residual=0.0)
-        product = self._product
-        if product is not None and not product.any():
-            product = self._product_of_live_units()
-        seen = self._gradient_product()
-        found = torch.zeros_like(seen) if product is None else product
-        return probe_gradient(seen if loss_scale == 1.0 else seen / loss_scale, found)
-
-    def _gradient_product(self) -> Float[Tensor, "units"]:
-        """`G u` for the probed output units."""
-        units, dtype = self._units, self._direction.dtype
-        if self.weight.grad is not None and "weight" in self._learning:
-            seen = self.weight.grad[units].to(dtype) @ self._direction
-        else:
-            seen = torch.zeros(units.stop - units.start, dtype=dtype, device=self.weight.device)
-        if self.bias is not None and self.bias.grad is not None and "bias" in self._learning:
-            seen.add_(self.bias.grad[units], alpha=self._bias_direction)
-        return seen
-
-    def _product_of_live_units(self) -> Float[Tensor, "units"] | None:
-        """The probed units were dead at this step and cannot tell γ: looks for others, in the stored rows."""
-        for _ in range(0, self.weight.shape[0], _PROBED_UNITS):
-            self._next_units()
-            product = None
-            for rows in self._pending:
-                keys, errors = rows.decoded(self._direction.dtype)
-                device = self._direction.device
-                product = _sum(product, self._probe(keys.to(device), errors.to(device)))
-            if product is not None and product.any():
-                return product
-        return None
-
-    def _next_units(self) -> None:
-        start = self._units.stop % self.weight.shape[0]
-        self._units = slice(start, min(start + _PROBED_UNITS, self.weight.shape[0]))
+        if self.witness.grad is None:
+            return None
+        return self._probe.cut(self.parameters, self._learning, loss_scale)
 
     def take(self) -> list[Rows]:
         """The pending slots, if the optimizer is going to use their gradient."""
-        rows = [] if self._witness.grad is None else self._pending
+        rows = [] if self.witness.grad is None else self._pending
         self.forget()
-        self._passes.clear()
-        self._next_units()
         return rows
 
     def forget(self) -> None:
-        self._pending, self._product = [], None
+        self._pending = []
 
     # -- the parameters ----------------------------------------------------------------------
 
@@ -259,21 +192,42 @@ class RecordedLayer:
         """Whether somebody else than the optimizer changed the parameters since the last step."""
         if self._versions != self._parameter_versions():
             return True
-        # Changes through `.data` leave the version as it is. One parameter is enough to tell.
-        now, then = self.samples(self.trained[:1]), self._settled
-        return any(not torch.equal(value, then[name]) for name, value in now.items())
+        # Changes through `.data` leave the version as it is.
+        return any(then.tobytes() != self._sampled[name].now().tobytes() for name, then in self._settled.items())
 
-    def settle(self) -> dict[str, Tensor]:
+    def settle(self) -> dict[str, np.ndarray]:
         """After a step: the new entries of the samples in the step log."""
         self._versions = self._parameter_versions()
-        self._settled = self.samples(self.trained)
+        self._settled = self.samples()
         return self._settled
 
-    def samples(self, parameters: Sequence[str]) -> dict[str, Tensor]:
-        return {name: plain(torch.take(self.parameters[name].detach(), self._samples[name])) for name in parameters}
+    def samples(self) -> dict[str, np.ndarray]:
+        """Some entries of each trained parameter, as they are now."""
+        return {name: sampled.now() for name, sampled in self._sampled.items()}
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self.parameters.values()]
+
+
+class _Sampled:
+    """Some entries of a parameter, to be read after every step."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self._parameter = parameter
+        self._at = sample_slice(parameter.numel())
+        self._view: np.ndarray | None = None
+        self._pointer = 0
+
+    def now(self) -> Shaped[np.ndarray, "sample"]:
+        parameter = self._parameter
+        if parameter.data_ptr() != self._pointer:
+            # A view is read in a microsecond; a parameter that moves (`.data = …`) gets a new one.
+            self._pointer = parameter.data_ptr()
+            direct = parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.dtype in _NUMPY
+            self._view = parameter.detach().view(-1)[self._at].numpy() if direct else None
+        if self._view is not None:
+            return self._view.copy()
+        return plain(parameter.detach().reshape(-1)[self._at]).numpy()
 
 
 class _Listener:
@@ -294,9 +248,3 @@ class NotRecorded:
 
     def __call__(self, *args: Any) -> None:
         pass
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from spotlights._version import __version__
-from spotlights.dual_form import GradientProbe
 from spotlights.errors import (
     RecordingStoppedWarning,
     ResumeError,
@@ -31,13 +30,15 @@ from spotlights.errors import (
 )
 from spotlights.layers import LayerAdapter, adapter_for
 from spotlights.memory.columns import Batch, ColumnTable
+from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, sample_positions
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, sample_slice
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import rule_for
 from spotlights.recording.layer import RecordedLayer
+from spotlights.recording.passes import Passes
 
 
 def record(
@@ -88,7 +89,7 @@ class _Staged:
     """A layer's part of a step that the optimizer is about to take."""
 
     rows: list[Rows]
-    probe: GradientProbe
+    gradient: GradientBlock | None
     moved: bool
     rule: dict[str, list[float]]
 
@@ -121,6 +122,7 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         self._layers = _find_layers(model, optimizer, patterns, dtype, errors, self._pool)
+        self._passes = Passes()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
@@ -142,7 +144,7 @@ class Recorder:
             self._writer = self._create()
         self._columns.declare("step", "int")
         for layer in self._layers.values():
-            self._handles += layer.hook(self._current_batch)
+            self._handles += layer.hook(self._current_batch, self._passes)
         self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         return self
@@ -245,9 +247,9 @@ class Recorder:
                 f"{type(self._optimizer).__name__}. Record to another path."
             )
         samples = {
-            (name, parameter): value
+            (name, parameter): torch.from_numpy(value)
             for name, layer in self._layers.items()
-            for parameter, value in layer.samples(layer.trained).items()
+            for parameter, value in layer.samples().items()
         }
         steps = reader.manifest.steps
         agrees = torch.ones(steps, dtype=torch.bool)
@@ -256,7 +258,7 @@ class Recorder:
             if steps:
                 agrees &= (reader.log(name).samples[parameter] == value).all(dim=-1)
             initial = reader.initial[f"{name}/{parameter}"].reshape(-1)
-            agrees_initially &= torch.equal(initial[sample_positions(initial.numel())], value)
+            agrees_initially &= torch.equal(initial[sample_slice(initial.numel())], value)
         if agrees.any():
             return int(agrees.nonzero()[-1]) + 1
         if agrees_initially:
@@ -304,9 +306,10 @@ class Recorder:
         scale = getattr(self._optimizer, "grad_scale", None)  # fused optimizers unscale by themselves
         loss_scale = 1.0 if scale is None else float(scale)
         self._staged = {}
+        self._passes.clear()
         with torch.no_grad():
             for name, layer in self._layers.items():
-                probe = layer.probe(loss_scale)
+                gradient = layer.gradient(loss_scale)
                 rows = layer.take()
                 rule = {}
                 if self._rule is not None:
@@ -317,10 +320,10 @@ class Recorder:
                             self._optimizer.state.get(parameter, {}),
                             parameter.grad is not None,
                         )
-                if not rows and probe.residual == 1.0:
+                if not rows and gradient is not None:
                     self._warn_unseen(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
-                self._staged[name] = _Staged(rows if probe.factor != 0.0 else [], probe, layer.moved(), rule)
+                self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
@@ -332,7 +335,7 @@ class Recorder:
             for name, staged in self._staged.items():
                 layers[name] = LayerStep(
                     staged.rows,
-                    staged.probe,
+                    staged.gradient if self._errors else None,
                     staged.moved,
                     staged.rule,
                     self._layers[name].settle(),
@@ -351,8 +354,6 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for layer in self._layers.values():
-            layer.unhook()
 
     # -- warnings --------------------------------------------------------------------------------
 
@@ -411,7 +412,6 @@ def _find_layers(
     if unknown or (patterns is not None and not patterns):
         raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     storage = storage_named(dtype)
-    generator = torch.Generator().manual_seed(0)
     layers = {}
     for adapter, modules in found.values():
         if patterns is not None and not any(fnmatchcase(m, p) for m in modules for p in patterns):
@@ -424,7 +424,6 @@ def _find_layers(
             storage=storage,
             pool=pool,
             errors=errors,
-            generator=generator,
         )
         layers[layer.name] = layer
     return layers

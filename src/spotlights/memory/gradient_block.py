@@ -1,0 +1,51 @@
+"""A block of the gradient that the optimizer saw, and how far the slots of its step explain it.
+
+`G ≈ γ · Σ δ ⊗ k` on the block: least squares gives γ, what the gradient was multiplied by between `backward`
+and `step` (clipping, loss scaling), and the rest is the share that no slot explains (a second use of the
+weight, a penalty in the loss). The slots are taken as they are stored, so the rounding of a lossy storage
+shows in that share too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from spotlights.dual_form import GradientProbe, probe_gradient
+
+if TYPE_CHECKING:
+    from spotlights.memory.slots import Rows
+
+Part = slice
+
+
+@dataclass(frozen=True)
+class GradientBlock:
+    """Entries of the gradients of a weight and its bias; None for one that has no gradient."""
+
+    units: Part
+    features: Part
+    weight: Float[np.ndarray, "units features"] | None
+    bias: Float[np.ndarray, "units"] | None
+
+    def any(self) -> bool:
+        return any(part is not None and bool(part.any()) for part in (self.weight, self.bias))
+
+    def compare(self, rows: Iterable[Rows], rounding: float) -> GradientProbe:
+        """With the same block of what the rows sum up to; `rounding` is that of their storage."""
+        found = [np.zeros_like(part) for part in self._parts()]
+        for each in rows:
+            errors = each.some_errors(self.units)
+            keys = None if self.weight is None else each.some_keys(self.features)
+            products = ([] if keys is None else [errors.T @ keys]) + ([] if self.bias is None else [errors.sum(axis=0)])
+            for total, product in zip(found, products, strict=True):
+                total += product
+        seen, explained = (np.concatenate([part.reshape(-1) for part in parts]) for parts in (self._parts(), found))
+        return probe_gradient(seen, explained, rounding)
+
+    def _parts(self) -> list[np.ndarray]:
+        return [part for part in (self.weight, self.bias) if part is not None]

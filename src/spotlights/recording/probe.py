@@ -1,0 +1,74 @@
+"""The probe: which block of the gradient is kept with a step, to be compared with what its slots explain.
+
+One block of some output units by some input features, another one at each step, so that all have their
+turn. Here it is only cut out; the comparison is `GradientBlock.compare`, in the writer's own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from spotlights.memory.gradient_block import GradientBlock, Part
+
+_UNITS, _FEATURES = 16, 16
+
+
+class Probe:
+    """Goes round the blocks of one layer."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        out_features, in_features = weight.shape
+        self._dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self._units = _blocks(out_features, _UNITS)
+        self._features = _blocks(in_features, _FEATURES)
+        self._turn = 0
+
+    def cut(
+        self, parameters: Mapping[str, nn.Parameter], learning: Sequence[str], loss_scale: float
+    ) -> GradientBlock | None:
+        """A block of the gradients of what is `learning` that is not all zero; None if there is none."""
+        self._turn += 1
+        units = self._units[self._turn % len(self._units)]
+        features = self._features[self._turn % len(self._features)]
+        gradients = {name: parameters[name].grad for name in learning}
+        block = self._block(gradients, units, features, loss_scale)
+        if block.any():
+            return block
+        for name, gradient in gradients.items():
+            if gradient is not None and bool(gradient.any()):
+                at = int(gradient.detach().abs().argmax())
+                unit, feature = divmod(at, gradient.shape[1]) if name == "weight" else (at, 0)
+                return self._block(gradients, slice(unit, unit + 1), _around(self._features, feature), loss_scale)
+        return None
+
+    def _block(
+        self, gradients: Mapping[str, Tensor | None], units: Part, features: Part, loss_scale: float
+    ) -> GradientBlock:
+        weight, bias = gradients.get("weight"), gradients.get("bias")
+        return GradientBlock(
+            units,
+            features,
+            None if weight is None else self._numbers(weight, (units, features), loss_scale),
+            None if bias is None else self._numbers(bias, (units,), loss_scale),
+        )
+
+    def _numbers(self, gradient: Float[Tensor, "..."], at: tuple[Part, ...], loss_scale: float) -> np.ndarray:
+        # numpy: for so few numbers, most of the time of a torch operation is its call.
+        if gradient.device.type == "cpu" and gradient.dtype == self._dtype:
+            part = gradient.detach().numpy()[at].copy()
+        else:
+            part = gradient.detach()[at].to("cpu", self._dtype).numpy().copy()
+        return part if loss_scale == 1.0 else part / part.dtype.type(loss_scale)
+
+
+def _blocks(size: int, step: int) -> list[Part]:
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def _around(blocks: Sequence[Part], index: int) -> Part:
+    return next(block for block in blocks if block.start <= index < block.stop)
