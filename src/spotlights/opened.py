@@ -21,8 +21,6 @@ from spotlights.attention import Attention, Spotlights
 from spotlights.attention.attention import KERNELS
 from spotlights.attention.forward import ForwardPass, find_module
 from spotlights.attention.measure import View
-from spotlights.attention.reducers import PartsReducer
-from spotlights.attention.scan import Job, scan
 from spotlights.attention.tables import Printable, build
 from spotlights.dual import dual_model, primal_model
 from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError
@@ -273,15 +271,11 @@ class Memory:
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""
-        reader = self._view.reader.layer(layer)
         unrolled = self._view.unrolled(layer)
-        entry = reader.entry
-        parts = PartsReducer((entry.out_features, entry.in_features), unrolled.weight, unrolled.bias)
-        nothing = torch.empty(0, 0)
-        scan([Job(reader, self._view.selection, 0, lambda block: nothing, [parts])])
-        found = {"weight": unrolled.initial_weight + parts.weight}
-        if entry.bias:
-            found["bias"] = unrolled.initial_bias + parts.bias
+        parts = unrolled.parts(self._view.selection)
+        found = {"weight": unrolled.initial.weight + parts.weight}
+        if self._view.reader.layer(layer).entry.bias:
+            found["bias"] = unrolled.initial.bias + parts.bias
         return found
 
     def weights(self, layer: str) -> Float[Tensor, "out_features in_features"]:

@@ -33,10 +33,10 @@ from spotlights.layers import LayerAdapter, adapter_for
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.manifest import FILE
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, sample_positions
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, sample_positions, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.optimizers import rule_for
+from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.recording.layer import RecordedLayer
 
 
@@ -129,6 +129,7 @@ class Recorder:
         self._was_paused = False
         self._warned = False
         self._staged: dict[str, _Staged] = {}
+        self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
 
@@ -321,6 +322,24 @@ class Recorder:
                     self._warn_unseen(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
                 self._staged[name] = _Staged(rows if probe.factor != 0.0 else [], probe, layer.moved(), rule)
+            self._state = self._due_state()
+
+    def _due_state(self) -> dict[str, Tensor]:
+        """A checkpoint of what the rule needs of the optimizer's state, now and then."""
+        assert self._writer is not None
+        if self._rule is None or not self.step or not self._writer.starts_segment:
+            return {}
+        held: dict[str, Tensor] = {}
+        for name, staged in self._staged.items():
+            for parameter_name, logged in staged.rule.items():
+                parameter = self._layers[name].parameters[parameter_name]
+                state = {**self._optimizer.state.get(parameter, {}), WEIGHTS: parameter.detach()}
+                for needed in self._rule.needs(self._rule.row(*logged)):
+                    if state.get(needed) is not None:
+                        held[state_tensor(name, parameter_name, needed)] = state[needed]
+        if not self._writer.wants(sum(tensor.nbytes for tensor in held.values())):
+            return {}
+        return {name: plain(tensor.clone()) for name, tensor in held.items()}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
@@ -337,11 +356,11 @@ class Recorder:
                     staged.rule,
                     self._layers[name].settle(),
                 )
-        self._staged = {}
+        state, self._staged, self._state = self._state, {}, {}
         self._batch = Batch()
         self._was_paused = self._paused > 0
         assert self._writer is not None
-        self._writer.add(StepRecord(self.step, layers))
+        self._writer.add(StepRecord(self.step, layers, state))
         self.step += 1
         if self._writer.failure is not None:
             self._unhook()
