@@ -29,6 +29,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
 from spotlights.memory.slots import sample_positions
 from spotlights.memory.storage import storage_named
+from spotlights.optimizers import UpdateRule, rule_named
 
 UNEXPLAINED = 1e-3
 """A step whose gradient differs by more than this share from its slots is reported."""
@@ -83,8 +84,9 @@ class Check:
 class Verification(Mapping[str, Check], Printable):
     """`{layer: check}`, which prints as a table."""
 
-    def __init__(self, checks: dict[str, Check], damaged: list[str]) -> None:
+    def __init__(self, checks: dict[str, Check], damaged: list[str], note: str | None = None) -> None:
         self._checks = checks
+        self._note = note
         self.damaged = damaged
         """Files whose content is not what was written, in sentences."""
 
@@ -102,7 +104,7 @@ class Verification(Mapping[str, Check], Printable):
         return not self.damaged and all(check.ok for check in self.values())
 
     def table(self) -> Any:
-        rows, notes = [], list(self.damaged)
+        rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
         for name, check in self.items():
             verdict = "yes" if check.ok else "NO"
             rows.append(
@@ -307,7 +309,8 @@ class Memory:
                 self._view.unrolled(layer)  # refuses before the long part, if it must
             damaged = reader.damaged() if files else []
             checks = {name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()}
-        return Verification(checks, damaged)
+        rule = rule_named(reader.manifest.rule)
+        return Verification(checks, damaged, None if rule is None else rule.note)
 
     def _check(self, name: str, entry: LayerEntry, model: nn.Module | None) -> Check:
         reader = self._view.reader
@@ -344,7 +347,7 @@ class Memory:
             unexplained_steps=_large(residual),
             worst_residual=float(residual.max()) if len(residual) else 0.0,
             moved_steps=log.moved[:until].nonzero().flatten().tolist(),
-            tolerance=_tolerance(entry),
+            tolerance=_tolerance(entry, rule_named(reader.manifest.rule)),
         )
 
 
@@ -370,10 +373,10 @@ def _large(residual: Float[Tensor, "steps"]) -> list[int]:
     return (~(residual <= UNEXPLAINED)).nonzero().flatten().tolist()
 
 
-def _tolerance(entry: LayerEntry) -> float:
-    """What rounding allows: of the network's own arithmetic, and of the storage type."""
+def _tolerance(entry: LayerEntry, rule: UpdateRule | None) -> float:
+    """What rounding allows: of the network's own arithmetic, of the storage type, and of the optimizer."""
     own = 1e-10 if entry.dtype == "float64" and entry.storage == "float64" else 1e-4
-    return max(own, 16 * storage_named(entry.storage).rounding)
+    return max(own, 16 * storage_named(entry.storage).rounding, 0.0 if rule is None else rule.rounding)
 
 
 def _as_of(selection: Selection, step: int, reader: MemoryReader) -> Selection:

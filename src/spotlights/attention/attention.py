@@ -19,6 +19,7 @@ from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.errors import UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
+from spotlights.optimizers import rule_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,7 +144,9 @@ class Contributions(Measure):
     @property
     def note(self) -> str | None:
         order = None if self.exact else "first order: a hidden layer's share, through the gradient of the target"
-        return "; ".join(n for n in (order, super().note) if n) or None
+        rule = rule_named(self.view.reader.manifest.rule)
+        rounding = None if rule is None else rule.note
+        return "; ".join(n for n in (order, rounding, super().note) if n) or None
 
     def values(self, chosen: slice) -> Values | SweptValues:
         return self._unrolled.contributions(self.queries[chosen], self._directions[chosen])

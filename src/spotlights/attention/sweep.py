@@ -65,44 +65,35 @@ class ParameterSweep:
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
         self._log: list[Any] = []
+        """Empty where the optimizer did not hold the parameter, else one row for each step."""
         if name in reader.manifest.layers[layer].trained:
             self._log = rule.read(reader.log(layer).rule[name][:until])
+        self._linear = [rule.linear(step, shape) if step.active else None for step in self._log]
         self._needs = set[str]().union(*(rule.needs(step) for step in self._log if step.active))
-        self.checkpoints: set[int] = {0}
-        if self._needs:
-            kept = reader.checkpoints(layer, name)
-            self.checkpoints |= {step for step, states in kept.items() if self._needs <= states}
+        self._kept = reader.checkpoints(layer, name) if self._needs else {}
         self._adjoint = Adjoint()
+
+    def can_start_at(self, step: int) -> bool:
+        """Whether a checkpoint before this step has all that P needs; recording itself begins with one."""
+        return step == 0 or self._needs <= self._kept.get(step, set())
 
     @property
     def bytes_of_p(self) -> int:
         sides = {"entries": math.prod(self.shape), "left": self.shape[0] ** 2, "right": self.shape[-1] ** 2}
         return sides[self.side] * self._dtype.itemsize
 
-    def linear(self, s: int) -> LinearStep | None:
-        """The step, unless the optimizer left the parameter alone."""
-        if not self._log or not self._log[s].active:
-            return None
-        return self._rule.linear(self._log[s], self.shape)
-
     # -- up ----------------------------------------------------------------------------------
 
     def state_at(self, step: int) -> State:
         """What P needs to know, from a checkpoint; zeros where the optimizer had no state yet."""
-        kept = self._reader.checkpoints(self._layer, self.name)[step] if self._needs else set()
-        return {
-            name: self._kept(step, name).to(self._dtype, copy=True)
-            if name in kept
-            else torch.zeros(self.shape, dtype=self._dtype)
-            for name in self._needs
-        }
-
-    def _kept(self, step: int, name: str) -> Tensor:
-        return self._reader.state(self._layer, self.name, step, name).reshape(self.shape)
+        state = {name: torch.zeros(self.shape, dtype=self._dtype) for name in self._needs}
+        for name in self._needs & self._kept.get(step, set()):
+            state[name].copy_(self._reader.state(self._layer, self.name, step, name).reshape(self.shape))
+        return state
 
     def up(self, s: int, state: State, raw: Float[Tensor, "*shape"]) -> Tensor | None:
         """P of one step; moves the state on."""
-        linear = self.linear(s)
+        linear = self._linear[s] if self._linear else None
         if linear is None:
             return None
         logged, rule = self._log[s], self._rule
@@ -125,10 +116,8 @@ class ParameterSweep:
 
     def down(self, s: int, P: Tensor | None) -> Factor:
         """The factor of the step's gradient in the final parameter."""
-        linear = self.linear(s)
-        if linear is None or P is None:
-            return 0.0
-        return self._adjoint.back(linear, P)
+        linear = self._linear[s] if self._linear else None
+        return 0.0 if linear is None or P is None else self._adjoint.back(linear, P)
 
     def initial(self) -> Float[Tensor, "*shape"]:
         """What is left of the parameter and the moment as recording began, once all the way down is gone."""
@@ -143,10 +132,10 @@ class ParameterSweep:
 
     def initial_at_once(self) -> Float[Tensor, "*shape"] | None:
         """The same without a sweep, where decay alone counts and that is a number."""
-        linear = [step for s in range(len(self._log)) if (step := self.linear(s)) is not None]
+        linear = [step for step in self._linear if step is not None]
         if self._first_moment() is not None or any(step.decay != 0.0 for step in linear):
             return None
-        self._adjoint.to_weights = math.prod(step.keep for step in linear)
+        self._adjoint.to_weights = math.prod((step.keep for step in linear), start=1.0)
         return self.initial()
 
     def _first_moment(self) -> Tensor | None:
@@ -160,6 +149,7 @@ class LayerSweep:
         entry = reader.manifest.layers[layer]
         self._layer = reader.layer(layer)
         self._until = until
+        self._segments = [segment.first_step for segment in reader.manifest.segments]
         self._factor = reader.log(layer).factor[:until].tolist()
         shapes = {"weight": (entry.out_features, entry.in_features), "bias": (entry.out_features,)}
         self.weight, self.bias = (
@@ -199,7 +189,7 @@ class LayerSweep:
 
     def _ups(self) -> Iterator[tuple[int, int, list[tuple[Tensor | None, ...]]]]:
         """Every chunk's P's, the last chunk first."""
-        starts = sorted(step for step in self.weight.checkpoints & self.bias_checkpoints if step < self._until)
+        starts = [s for s in self._segments if s < self._until and all(p.can_start_at(s) for p in self._parameters)]
         for first, end in reversed(list(itertools.pairwise([*starts, self._until]))):
             length = max(1, CHUNK_BYTES // self.weight.bytes_of_p)
             if end - first > length:
@@ -213,10 +203,6 @@ class LayerSweep:
             for start in reversed(range(first, end, length)):
                 stop = min(start + length, end)
                 yield start, stop, self._up(start, stop, kept.pop(), keep=True)
-
-    @property
-    def bias_checkpoints(self) -> set[int]:
-        return self.bias.checkpoints if self.bias._needs else self.weight.checkpoints
 
     def _up(self, first: int, end: int, states: list[State], *, keep: bool = False) -> list[tuple[Tensor | None, ...]]:
         every = StepBlocks(self._layer, Everything())

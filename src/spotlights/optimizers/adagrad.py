@@ -20,9 +20,10 @@ class AdagradStep(NamedTuple):
     eps: float
     weight_decay: float
     maximize: float
+    initial: float
+    """What the sum starts with."""
     step: float
     fresh: float
-    """Always 0: Adagrad makes its state when it is made itself, and not always of zeros."""
     active: float
 
 
@@ -37,7 +38,9 @@ class AdagradRule(UpdateRule):
 
     def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         told = (group[name] for name in ("lr", "lr_decay", "eps", "weight_decay", "maximize"))
-        return [*map(float, told), float(state["step"]) + 1.0, 0.0, float(has_gradient)]
+        steps = float(state["step"])  # Adagrad makes its state when it is made itself
+        initial = float(group["initial_accumulator_value"])
+        return [*map(float, told), initial, steps + 1.0, float(steps == 0.0), float(has_gradient)]
 
     def linear(self, step: AdagradStep, shape: tuple[int, ...]) -> LinearStep:
         return LinearStep(
@@ -50,4 +53,6 @@ class AdagradRule(UpdateRule):
         return with_coupled_decay(step, {"sum"}, None)
 
     def precondition(self, step: AdagradStep, state: State, g: Tensor) -> Tensor:
+        if step.fresh:
+            state["sum"].fill_(step.initial)
         return state["sum"].addcmul_(g, g).sqrt().add_(step.eps).reciprocal_()

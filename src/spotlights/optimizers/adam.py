@@ -29,6 +29,10 @@ class AdamStep(NamedTuple):
     """Counted by the optimizer from 1."""
     fresh: float
     active: float
+    momentum_decay: float = 0.0
+    """NAdam's alone, as the next one."""
+    mu_product: float = 0.0
+    """The product of all momenta, this step's included."""
 
 
 class AdamRule(UpdateRule):
@@ -60,7 +64,12 @@ class AdamRule(UpdateRule):
             float(state.get("step", 0.0)) + 1.0,
             float(not state),
             float(has_gradient),
+            *self.momentum(group, state),
         ]
+
+    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, float]:
+        """`momentum_decay` and `mu_product`."""
+        return 0.0, 0.0
 
     def linear(self, step: AdamStep, shape: tuple[int, ...]) -> LinearStep:
         linear = LinearStep(

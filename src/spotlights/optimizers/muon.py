@@ -44,7 +44,8 @@ class MuonRule(UpdateRule):
     row = MuonStep
     states = ("momentum_buffer",)
     moment = "momentum_buffer"
-    rounding = 2.0**-6
+    rounding = 2.0**-7
+    note = "torch's Muon makes its update orthogonal in bfloat16: that rounding belongs to no slot"
 
     def handles(self, optimizer: torch.optim.Optimizer) -> bool:
         return type(optimizer) is getattr(torch.optim, "Muon", None)  # new in torch 2.9
@@ -75,6 +76,8 @@ class MuonRule(UpdateRule):
         return linear.without_past() if step.fresh else linear
 
     def side(self, shape: tuple[int, ...]) -> Side:
+        if len(shape) != 2:
+            return "entries"  # Muon holds no such parameter; one that it does not train has no P
         return "right" if shape[0] > shape[1] else "left"
 
     def needs(self, step: MuonStep) -> set[str]:

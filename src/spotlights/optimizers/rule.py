@@ -61,7 +61,9 @@ class UpdateRule(ABC):
     scalar: ClassVar[bool] = False
     """P is 1: a step's factor is one number."""
     rounding: ClassVar[float] = 0.0
-    """What the optimizer's own arithmetic leaves, relative to the change of the weights, beside that of its type."""
+    """What the optimizer's own arithmetic leaves, relative to the weights, where it is coarser than their type."""
+    note: ClassVar[str | None] = None
+    """What a reader of exact-looking numbers must know then."""
 
     @property
     def fields(self) -> tuple[str, ...]:
