@@ -21,15 +21,17 @@ from spotlights.attention import Attention, Spotlights
 from spotlights.attention.attention import KERNELS
 from spotlights.attention.forward import ForwardPass, find_module
 from spotlights.attention.measure import View
+from spotlights.attention.replay import is_replayed, replay
 from spotlights.attention.tables import Printable, build
 from spotlights.dual import dual_model, primal_model
-from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError, UnsupportedError
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
 from spotlights.memory.slots import sample_positions
 from spotlights.memory.storage import storage_named
 from spotlights.optimizers import UpdateRule, rule_named
+from spotlights.optimizers.replayed import MakeOptimizer
 
 UNEXPLAINED = 1e-3
 """A step whose gradient differs by more than this share from its slots is reported."""
@@ -293,7 +295,9 @@ class Memory:
         parameters = {name: self.parameters(name) for name in self._view.reader.layers}
         return primal_model(self._view, model, parameters)
 
-    def verify(self, model: nn.Module | None = None, *, files: bool = True) -> Verification:
+    def verify(
+        self, model: nn.Module | None = None, *, files: bool = True, optimizer: MakeOptimizer | None = None
+    ) -> Verification:
         """Compares `a·W_0 + Σ v⊗k` with the trained weights, layer by layer.
 
         Without a model: with the weights that the closed recording left; for a run that was killed, or as of
@@ -302,20 +306,39 @@ class Memory:
         Args:
             model: the trained network.
             files: also read every file and compare it with its checksum.
+            optimizer: for a run whose optimizer has no exact rule: its class, which is then run again on the
+                recorded gradients. One of torch's own need not be given.
         """
         reader = self._view.reader
         with _damage_named(reader):
+            made = self._replayed(optimizer) if is_replayed(reader) else {}
             for layer in reader.layers:
-                self._view.unrolled(layer)  # refuses before the long part, if it must
+                if layer not in made:
+                    self._view.unrolled(layer)  # refuses before the long part, if it must
             damaged = reader.damaged() if files else []
-            checks = {name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()}
+            checks = {
+                name: self._check(name, entry, model, made.get(name) or self.parameters(name))
+                for name, entry in reader.manifest.layers.items()
+            }
+        if made:
+            return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
         rule = rule_named(reader.manifest.rule)
         return Verification(checks, damaged, None if rule is None else rule.note)
 
-    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None) -> Check:
+    def _replayed(self, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
+        view = self._view
+        if view.selection != _as_of(Everything(), view.until, view.reader):
+            raise UnsupportedError(
+                f"{view.reader.directory} was trained with {view.reader.manifest.optimizer}, which has no exact update "
+                "rule: only the whole memory can be verified, not a part of it."
+            )
+        return replay(view.reader, view.until, optimizer)
+
+    def _check(
+        self, name: str, entry: LayerEntry, model: nn.Module | None, found: dict[str, Tensor]
+    ) -> Check:
         reader = self._view.reader
         log, until = reader.log(name), self._view.until
-        found = self.parameters(name)
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
         if model is not None:
             module = find_module(model, entry.modules[0], entry)
@@ -401,7 +424,7 @@ class MemoryInfo(Printable):
             "slots": len(self._memory),
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,
-            "exact": manifest.rule is not None and manifest.errors,
+            "exact": rule_named(manifest.rule) is not None and manifest.errors,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
             "layers": {name: vars(info) for name, info in self._memory.layers.items()},

@@ -50,6 +50,9 @@ class Pairs:
         self._directions = directions
         self._pairs = [_pair(x, g) for x, g in zip(queries, directions, strict=True)]
 
+    def __len__(self) -> int:
+        return len(self._queries)
+
     def empty(self, rows: int) -> Float[Tensor, "queries rows"]:
         """Room for the values of that many slots."""
         return self._queries.new_empty(len(self._queries), rows)
@@ -59,13 +62,11 @@ class Pairs:
         result = self.empty(len(block))
         of_bias = self._directions * bias
         for keys, errors in zip(block.keys(), block.errors(), strict=True):  # noqa: SIM118
-            place = result[:, errors.place]
-            torch.mm(of_bias, errors.rows.T, out=place) if len(of_bias) else None
-            place += self._through_weight(keys.rows, errors.rows, side, weight) * (
-                1.0 if keys.scale is None else keys.scale
-            )
-            if errors.scale is not None:
-                place *= errors.scale
+            made = self._through_weight(keys.rows, errors.rows, side, weight)
+            if keys.scale is not None:
+                made *= keys.scale
+            made += of_bias @ errors.rows.T
+            result[:, errors.place] = made if errors.scale is None else made.mul_(errors.scale)
         return result
 
     def _through_weight(self, keys: Tensor, errors: Tensor, side: Side, weight: Factor) -> Tensor:

@@ -33,7 +33,7 @@ class SweptValues(ABC):
 
     @abstractmethod
     def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
-        """The selected slots with their values, in descending order of steps."""
+        """The selected slots with their values, in descending order of steps; blocks may be empty."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _sweep(job: Job, values: SweptValues) -> None:
     """Reducers take slots in ascending order only: each block gets its own, which are merged."""
     with torch.no_grad():
         for block, computed in values.blocks(job.selection):
-            for reducer in job.reducers:
+            for reducer in job.reducers if len(block) else ():
                 other = reducer.fresh()
                 other.update(block, computed)
                 reducer.merge(other)

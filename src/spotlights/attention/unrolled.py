@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +17,7 @@ from spotlights.attention.pairs import Pairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
-from spotlights.attention.sweep import Chunk, LayerSweep, block_gradients
+from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients
 from spotlights.dual_form import act
 from spotlights.errors import UnsupportedError
 from spotlights.memory.reader import Block, LayerReader, MemoryReader
@@ -150,24 +152,48 @@ class UnrolledMatrices(Unrolled):
 
 
 class _SweptContributions(SweptValues):
+    """The sweep goes on while some threads compute the values of the steps behind it."""
+
     def __init__(self, sweep: LayerSweep, pairs: Pairs) -> None:
         self._sweep = sweep
         self._pairs = pairs
 
     def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
-        for chunk in self._sweep.chunks(selection):
-            values = self._values(chunk)
-            if len(chunk.block):
-                yield chunk.block, values
+        threads = torch.get_num_threads()
+        if len(self._pairs) < _QUERIES_FOR_THREADS or threads == 1:
+            for chunk in self._sweep.chunks(selection):
+                yield chunk.block, self._values(chunk, lambda step, values: self._fill(step, values))
+            return
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for chunk in self._sweep.chunks(selection):
+                    behind: deque[Future[None]] = deque()
 
-    def _values(self, chunk: Chunk) -> Float[Tensor, "queries rows"]:
+                    def later(step: SweptStep, values: Tensor, behind: deque[Future[None]] = behind) -> None:
+                        if len(behind) > threads:  # each holds a matrix
+                            behind.popleft().result()
+                        behind.append(pool.submit(self._fill, step, values))
+
+                    values = self._values(chunk, later)
+                    for future in behind:
+                        future.result()
+                    yield chunk.block, values
+        finally:
+            torch.set_num_threads(threads)  # the threads above changed what their BLAS shares with this one
+
+    def _values(self, chunk: Chunk, fill: Callable[[SweptStep, Tensor], None]) -> Float[Tensor, "queries rows"]:
         values = self._pairs.empty(len(chunk.block))
         for step in chunk.steps:
             if len(step.block):
-                side = self._sweep.weight.side
-                found = self._pairs.contributions(step.block, side, step.weight, step.bias)
-                torch.mul(found, step.factor, out=values[:, step.place])
+                fill(step, values)
         return values
+
+    def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
+        found = self._pairs.contributions(step.block, self._sweep.weight.side, step.weight, step.bias)
+        values[:, step.place] = found.mul_(step.factor)
+
+
+_QUERIES_FOR_THREADS = 4
 
 
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
@@ -177,7 +203,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     if rule is None:
         raise UnsupportedError(
             f"{reader.directory} was trained with {manifest.optimizer}, which has no exact update rule yet. "
-            f"Scores, top and totals work; contributions, weights, masks and verify need one of: "
+            f"Scores, top, totals and verify work; contributions, weights and masks need one of: "
             f"{exact_optimizers()}."
         )
     if not manifest.errors:

@@ -9,7 +9,7 @@ Unrolling, masks, chunks and checkpoints are the same for all and live elsewhere
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -89,6 +89,10 @@ class UpdateRule(ABC):
     def needs(self, step: Any) -> set[str]:
         """The part of the state (and `WEIGHTS`) from which P follows; checkpoints of the memory keep it."""
         return set()
+
+    def needed(self, logged: Sequence[float]) -> set[str]:
+        """The same for a row of the log."""
+        return self.needs(self.row(*logged))
 
     def precondition(self, step: Any, state: State, g: Tensor) -> Tensor:
         """P, from the state before the step and its g. Moves the state on, but for M and the weights."""

@@ -37,6 +37,7 @@ from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, sample_p
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
+from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.recording.layer import RecordedLayer
 
 
@@ -114,7 +115,7 @@ class Recorder:
         """How many optimizer steps the memory has."""
         self._model = model
         self._optimizer = optimizer
-        self._rule = rule_for(optimizer)
+        self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._errors = errors
         self._resume = resume
         self._overwrite = overwrite
@@ -192,7 +193,7 @@ class Recorder:
         covered = {id(p) for layer in self._layers.values() for p in layer.parameters.values()}
         trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         initial = dict(self._parameters())
-        for state in self._rule.states if self._rule else ():
+        for state in self._rule.states:
             for name, parameter in self._named_parameters():
                 value = self._optimizer.state.get(parameter, {}).get(state)
                 if value is not None:
@@ -203,8 +204,8 @@ class Recorder:
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "layers": {name: layer.entry() for name, layer in self._layers.items()},
             "optimizer": type(self._optimizer).__name__,
-            "rule": self._rule.name if self._rule else None,
-            "log_fields": list(self._rule.fields) if self._rule else [],
+            "rule": self._rule.name,
+            "log_fields": list(self._rule.fields),
             "errors": self._errors,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
@@ -310,14 +311,13 @@ class Recorder:
                 probe = layer.probe(loss_scale)
                 rows = layer.take()
                 rule = {}
-                if self._rule is not None:
-                    for parameter_name in layer.trained:
-                        parameter = layer.parameters[parameter_name]
-                        rule[parameter_name] = self._rule.log(
-                            groups[id(parameter)],
-                            self._optimizer.state.get(parameter, {}),
-                            parameter.grad is not None,
-                        )
+                for parameter_name in layer.trained:
+                    parameter = layer.parameters[parameter_name]
+                    rule[parameter_name] = self._rule.log(
+                        groups[id(parameter)],
+                        self._optimizer.state.get(parameter, {}),
+                        parameter.grad is not None,
+                    )
                 if not rows and probe.residual == 1.0:
                     self._warn_unseen(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
@@ -327,14 +327,14 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if self._rule is None or not self.step or not self._writer.starts_segment:
+        if not self.step or not self._writer.starts_segment:
             return {}
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
             for parameter_name, logged in staged.rule.items():
                 parameter = self._layers[name].parameters[parameter_name]
                 state = {**self._optimizer.state.get(parameter, {}), WEIGHTS: parameter.detach()}
-                for needed in self._rule.needs(self._rule.row(*logged)):
+                for needed in self._rule.needed(logged):
                     if state.get(needed) is not None:
                         held[state_tensor(name, parameter_name, needed)] = state[needed]
         if not self._writer.wants(sum(tensor.nbytes for tensor in held.values())):
