@@ -3,8 +3,9 @@
     python benchmarks/adam.py
 
 Trains the paper's MNIST network with Adam, once plainly and once recorded, then asks for the contributions of all
-slots to the answer: to one logit of one test image, and of 64, through the last layer and through every layer. Prints each time
-as a multiple of the plain training's, the largest memory of the process, and how well the memory meets the weights.
+slots to the answer: to one logit of one test image, and of 64, through the last layer and through every layer.
+Prints each time as a multiple of the plain training's, the largest memory of the process, and how well the memory
+meets the weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.attention import Contributions
 from spotlights.datasets import load
 
 BATCH = 128
@@ -74,11 +77,9 @@ def measure(steps: int) -> None:
         for count in (1, 64):
             spot = memory.attend(model, test[:count])
             target = model(test[:count]).argmax(dim=1)
-            last = list(spot)[-1]
-            report(f"{count} answers, last layer", lambda: spot[last].contributions(target).top(10))
-            report(
-                f"{count} answers, all layers", lambda: [spot[name].contributions(target).top(10) for name in spot]
-            )
+            asked = [attention.contributions(target) for attention in spot.values()]
+            report(f"{count} answers, last layer", partial(asked[-1].top, 10))
+            report(f"{count} answers, all layers", partial(list, map(Contributions.top, asked)))
         report("verify", lambda: print(memory.verify(model, files=False)))
 
 

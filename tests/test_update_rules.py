@@ -1,4 +1,4 @@
-"""What every update rule keeps: the memory is the network as of any step, in parts that add up, whatever the options."""
+"""What every update rule keeps: the memory is the network as of any step, in parts that add up."""
 
 import math
 import sys
@@ -121,7 +121,9 @@ class UpdateRuleContract:
 
     # -- the promises ------------------------------------------------------------------------
 
-    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors])
+    @settings(
+        max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors]
+    )
     @given(data=st.data(), around=Circumstances.any())
     def test_the_memory_is_the_network_in_parts_that_add_up(self, data: st.DataObject, around: Circumstances):
         options = {"lr": 0.05, **data.draw(self.options, label="options")}
@@ -507,7 +509,7 @@ class TestReplayed(UpdateRuleContract):
     def test_what_cannot_be_replayed_is_refused_in_a_sentence(self):
         self.optimizer = Own
         run = self.run({"lr": 0.05}, Circumstances())
-        with pytest.raises(sl.UnsupportedError, match="give its class: memory.verify"):
+        with pytest.raises(sl.UnsupportedError, match="give its class: memory"):
             run.memory.verify(run.model)
         with pytest.raises(sl.UnsupportedError, match="cannot be run again"):
             run.memory.verify(run.model, optimizer=torch.optim.LBFGS)

@@ -35,7 +35,7 @@ Side = Literal["entries", "left", "right"]
 
 def act(side: Side, factor: Factor, gradient: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Applies a factor to a gradient."""
-    if isinstance(factor, float) or side == "entries":
+    if not isinstance(factor, Tensor) or side == "entries":
         return factor * gradient
     return factor @ gradient if side == "left" else gradient @ factor
 
@@ -96,7 +96,7 @@ class Adjoint:
     def back(self, step: LinearStep, P: Factor) -> Factor:
         """Goes back over one step; returns the factor of its gradient G."""
         weights, moment = self.to_weights, self.to_moment
-        number, scaled = (weights, P) if isinstance(weights, float) else (1.0, weights * P)
+        number, scaled = (1.0, weights * P) if isinstance(weights, Tensor) else (weights, P)
         by_g = _sum((step.w_pg * number, scaled), (step.m_g, moment))
         if step.m_pg != 0.0:
             by_g = _sum((1.0, by_g), (step.m_pg, moment * P))
@@ -109,7 +109,7 @@ def _sum(*terms: tuple[float, Factor]) -> Factor:
     """Σ number·factor, without a matrix for what is only a number."""
     number, matrix = 0.0, None
     for scale, factor in terms:
-        if isinstance(factor, float):
+        if not isinstance(factor, Tensor):
             number += scale * factor
         elif scale != 0.0:
             matrix = factor * scale if matrix is None else matrix.add_(factor, alpha=scale)

@@ -334,9 +334,7 @@ class Memory:
             )
         return replay(view.reader, view.until, optimizer)
 
-    def _check(
-        self, name: str, entry: LayerEntry, model: nn.Module | None, found: dict[str, Tensor]
-    ) -> Check:
+    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None, found: dict[str, Tensor]) -> Check:
         reader = self._view.reader
         log, until = reader.log(name), self._view.until
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}

@@ -1,14 +1,13 @@
 """What slots add to a layer's output in some direction, where a step's factor is a matrix C.
 
-For a query x and a direction g it is `Σ_ij δ_i g_i C_ij x_j k_j`, a matrix product for each query. What makes it bearable: behind
-a ReLU, and on black pixels, most of g and x is exactly 0, and what is 0 need not be multiplied.
+For a query x and a direction g it is `Σ_ij δ_i g_i C_ij x_j k_j`, a matrix product for each query. What makes it
+bearable: behind a ReLU, and on black pixels, most of g and x is exactly 0, and what is 0 need not be multiplied.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -61,7 +60,7 @@ class Pairs:
         """What each slot of one step adds, with that step's factors."""
         result = self.empty(len(block))
         of_bias = self._directions * bias
-        for keys, errors in zip(block.keys(), block.errors(), strict=True):  # noqa: SIM118
+        for keys, errors in zip(block.keys(), block.errors(), strict=True):
             made = self._through_weight(keys.rows, errors.rows, side, weight)
             if keys.scale is not None:
                 made *= keys.scale
@@ -71,7 +70,7 @@ class Pairs:
 
     def _through_weight(self, keys: Tensor, errors: Tensor, side: Side, weight: Factor) -> Tensor:
         queries, directions = self._queries, self._directions
-        if isinstance(weight, float):
+        if not isinstance(weight, Tensor):
             return (queries @ keys.T).mul_(directions @ errors.T).mul_(weight)
         if side == "left":
             return (queries @ keys.T).mul_((directions @ weight) @ errors.T)

@@ -72,8 +72,8 @@ class _Replay:
             logged = self._logged(*key, 0)
             if not logged["fresh"]:
                 raise UnsupportedError(
-                    f"{self._reader.manifest.optimizer} had taken steps before recording began, and there is no rule for "
-                    "it: its state at that time is not known."
+                    f"{self._reader.manifest.optimizer} had taken steps before recording began, and there is "
+                    "no rule for it: its state at that time is not known."
                 )
             owner[key] = logged["group"]
             groups.setdefault(owner[key], {"params": [], **options_of(logged)})["params"].append(shadow)

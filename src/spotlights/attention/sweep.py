@@ -3,7 +3,8 @@
 Where a rule has a preconditioner P, that factor is a matrix for each step, far too much to keep. P follows from the
 gradients, that is from the slots, going *up*; the factors go *down*. So the sweep takes the steps in chunks, from the
 last chunk to the first: it goes up through a chunk from a checkpoint of the optimizer's state, keeping its P's, and
-then down. Where checkpoints lie so far apart that their P's would not fit, it goes up twice and makes its own in between.
+then down. Where checkpoints lie so far apart that their P's would not fit, it goes up twice and makes its own in
+between.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.dual_form import Adjoint, Factor, LinearStep, Side, act
+from spotlights.dual_form import Adjoint, Factor, Side, act
 from spotlights.memory.reader import Block, MemoryReader, StepBlocks
 from spotlights.memory.selection import Everything, Selection
 from spotlights.optimizers import WEIGHTS, State, UpdateRule
@@ -180,7 +181,9 @@ class LayerSweep:
         """The same, at the end of a sweep that was made anyway."""
         return self.weight.initial(), self.bias.initial()
 
-    def _down(self, chosen: StepBlocks, first: int, P: list[tuple[Tensor | None, ...]], rows: int) -> Iterator[SweptStep]:
+    def _down(
+        self, chosen: StepBlocks, first: int, P: list[tuple[Tensor | None, ...]], rows: int
+    ) -> Iterator[SweptStep]:
         for s in range(first + len(P) - 1, first - 1, -1):
             weight, bias = (p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True))
             block = chosen.block(s, s + 1)
@@ -221,7 +224,7 @@ def block_gradients(
     """What some slots add to the gradients of weight and bias: `γ Σ δ⊗k` and `γ Σ δ`."""
     entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
     weight, bias = None, torch.zeros(entry.out_features, dtype=dtype)
-    for keys, errors in zip(block.keys(), block.errors(), strict=True):  # noqa: SIM118
+    for keys, errors in zip(block.keys(), block.errors(), strict=True):
         rows = errors.rows * factor if errors.scale is None else errors.rows * (errors.scale * factor)[:, None]
         bias += rows.sum(dim=0)
         if keys.scale is not None:
@@ -232,4 +235,4 @@ def block_gradients(
 
 
 def _double(factor: Factor) -> Factor:
-    return factor if isinstance(factor, float) else factor.double()
+    return factor.double() if isinstance(factor, Tensor) else factor

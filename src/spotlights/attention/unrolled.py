@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -115,11 +114,14 @@ class UnrolledMatrices(Unrolled):
     def __init__(self, reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> None:
         self._sweep = LayerSweep(reader, rule, layer, until)
         self._layer = reader.layer(layer)
+        self._initial: Parts | None = None
         self._known: dict[Selection, Parts] = {}
 
-    @cached_property
-    def initial(self) -> Parts:  # type: ignore[override]
-        return Parts(*self._sweep.initial())
+    @property
+    def initial(self) -> Parts:
+        if self._initial is None:
+            self._initial = Parts(*self._sweep.initial())
+        return self._initial
 
     @torch.no_grad()
     def parts(self, selection: Selection) -> Parts:
@@ -132,7 +134,7 @@ class UnrolledMatrices(Unrolled):
                     of_weight, of_bias = block_gradients(step.block, step.factor)
                     weight += act(self._sweep.weight.side, step.weight, of_weight)
                     bias += step.bias * of_bias
-        self.__dict__.setdefault("initial", Parts(*self._sweep.initial_after_sweep()))
+        self._initial = self._initial or Parts(*self._sweep.initial_after_sweep())
         return Parts(weight, bias)
 
     def outputs(

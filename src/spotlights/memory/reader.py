@@ -420,7 +420,7 @@ class MemoryReader:
         return None if entry is None else map_tensors(self.directory / entry.file, entry.bytes)
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
-        """Before which steps something of the optimizer's state is kept, and what; "weights" is the parameter itself."""
+        """Before which steps the optimizer's state is kept, and what of it; "weights" is the parameter itself."""
         start, prefix = f"{layer}/{parameter}/", names.state_tensor(layer, parameter, "")
         found = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
         for segment in self.segments:

@@ -60,7 +60,7 @@ class LionRule(UpdateRule):
 
 def _is_lion(optimizer: torch.optim.Optimizer) -> bool:
     """Whether three steps of its class, with its own options, are three steps of Lion."""
-    told = {name: optimizer.param_groups[0].get(name) for name in ("lr", "betas", "weight_decay")}
+    told: dict[str, Any] = {name: optimizer.param_groups[0].get(name) for name in ("lr", "betas", "weight_decay")}
     weights, moment, *gradients = torch.randn(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     parameter, moment = nn.Parameter(weights.clone()), torch.zeros_like(moment)
     try:

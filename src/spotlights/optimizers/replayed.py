@@ -1,6 +1,7 @@
 """Any other optimizer: what it was told is written down, so that its own class can be run again on recorded gradients.
 
-That needs no rule, and shows whether the memory holds all that the optimizer saw. It does not divide the weights among slots.
+That needs no rule, and shows whether the memory holds all that the optimizer saw. It does not divide the weights
+among the slots.
 """
 
 from __future__ import annotations
