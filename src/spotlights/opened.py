@@ -275,10 +275,11 @@ class Memory:
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""
+        entry = self._view.reader.layer(layer).entry
         unrolled = self._view.unrolled(layer)
         parts = unrolled.parts(self._view.selection)
         found = {"weight": unrolled.initial.weight + parts.weight}
-        if self._view.reader.layer(layer).entry.bias:
+        if entry.bias:
             found["bias"] = unrolled.initial.bias + parts.bias
         return found
 
