@@ -1,14 +1,13 @@
-"""The equations: attention, the sweep over the steps of SGD, and the probe of a gradient."""
+"""The equations: attention, the sweep over the steps of an optimizer, and the probe of a gradient."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import spotlights as sl
-from spotlights.dual_form import SgdStep, probe_gradient, sgd_sweep
+from spotlights.dual_form import Adjoint, LinearStep, act, probe_gradient
 
 some = settings(max_examples=40, deadline=None)
 
@@ -34,53 +33,33 @@ def test_dot_attention_is_the_sum_over_slots_of_score_times_value(slots: int, le
 # -- the sweep --------------------------------------------------------------------------------
 
 
-@st.composite
-def sgd_runs(draw: st.DrawFn) -> tuple[list[dict], list[bool]]:
-    """Settings for each step of one optimizer, and at which steps there is a gradient."""
-    nesterov = draw(st.booleans())
-    momentum = draw(st.sampled_from([0.5, 0.9] if nesterov else [0.0, 0.5, 0.9]))
-    fixed = {
-        "momentum": momentum,
-        "dampening": 0.0 if nesterov else draw(st.sampled_from([0.0, 0.3, 1.0])),
-        "nesterov": nesterov,
-        "maximize": draw(st.booleans()),
-        "weight_decay": draw(st.sampled_from([0.0, 0.01, 0.3])),
-    }
-    rates = draw(st.lists(st.sampled_from([0.0, 0.01, 0.1, 0.5]), max_size=8))
-    active = draw(st.lists(st.booleans(), min_size=len(rates), max_size=len(rates)))
-    return [{"lr": rate, **fixed} for rate in rates], active
+numbers = st.sampled_from([-0.5, 0.0, 0.3, 1.0])
 
 
 @some
-@given(run=sgd_runs(), seed=st.integers(0, 99), running=st.booleans())
-def test_the_sweep_is_what_torch_does_with_every_option(run: tuple, seed: int, running: bool):
-    options, active = run
+@given(
+    steps=st.lists(st.builds(LinearStep, *[numbers] * 8, st.sampled_from([-1.0, 1.0])), max_size=6),
+    matrices=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_sweep_down_is_the_way_up(steps: list[LinearStep], matrices: bool, seed: int):
     generator = torch.Generator().manual_seed(seed)
-    start, buffer, *gradients = torch.randn(len(options) + 2, 5, generator=generator, dtype=torch.float64)
-    parameter = nn.Parameter(start.clone())
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    has_buffer = running and bool(options) and options[0]["momentum"] != 0
-    if has_buffer:
-        optimizer.state[parameter]["momentum_buffer"] = buffer.clone()
-    steps = []
-    for setting, here, gradient in zip(options, active, gradients, strict=True):
-        optimizer.param_groups[0].update(setting)
-        parameter.grad = gradient.clone() if here else None
-        starts = optimizer.state[parameter].get("momentum_buffer") is None
-        steps.append(SgdStep(**setting, starts_buffer=starts, active=here))
-        optimizer.step()
-    sweep = sgd_sweep(steps)
-    made = sweep.initial * start
-    if has_buffer:
-        made += sweep.buffer * buffer
-    for coefficient, gradient in zip(sweep.per_step, gradients, strict=True):
-        made += coefficient * gradient
-    torch.testing.assert_close(made, parameter.detach(), rtol=1e-10, atol=1e-10)
+    weights, moment, *others = torch.randn(2 + 2 * len(steps), 3, 4, generator=generator, dtype=torch.float64)
+    gradients, P = others[::2], others[1::2] if matrices else [1.0] * len(steps)
+    start, held = weights, moment
+    for step, p, raw in zip(steps, P, gradients, strict=True):
+        g = step.gradient(raw, weights)
+        weights, moment = step.next_weights(p, weights, moment, g), step.next_moment(p, moment, g)
+    adjoint, made = Adjoint(), torch.zeros_like(start)
+    for step, p, raw in reversed(list(zip(steps, P, gradients, strict=True))):
+        made = made + act("entries", adjoint.back(step, p), raw)
+    made = made + adjoint.to_weights * start + adjoint.to_moment * held
+    torch.testing.assert_close(made, weights, rtol=1e-9, atol=1e-9)
+    assert matrices or isinstance(adjoint.to_weights, float), "SGD's factors stay numbers"
 
 
 def test_no_steps_leave_the_initial_weights():
-    sweep = sgd_sweep([])
-    assert (sweep.initial, sweep.buffer, len(sweep.per_step)) == (1.0, 0.0, 0)
+    assert (Adjoint().to_weights, Adjoint().to_moment) == (1.0, 0.0)
 
 
 # -- the probe --------------------------------------------------------------------------------

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from spotlights.attention.forward import find_module
 from spotlights.attention.measure import View
-from spotlights.attention.products import Products
-from spotlights.attention.reducers import OutputReducer
-from spotlights.attention.scan import Job, scan
 
 
 class DualLinear(nn.Module):
@@ -28,16 +25,12 @@ class DualLinear(nn.Module):
 
     def forward(self, input: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
         queries = input.detach().reshape(-1, input.shape[-1]).cpu()
-        made = queries.double() @ self._unrolled.initial_weight.T + self._unrolled.initial_bias
-        made += self._own_bias
-        out_features = self._layer.entry.out_features
+        initial = self._unrolled.initial
+        made = queries.double() @ initial.weight.T + initial.bias + self._own_bias
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
-            some = queries[start : start + _QUERIES_AT_ONCE]
-            reducer = OutputReducer(len(some), out_features, self._unrolled.weight, self._unrolled.bias)
-            products = Products(self._layer, some)
-            scan([Job(self._layer, self._view.selection, len(some), products, [reducer])])
-            made[start : start + len(some)] += reducer.output
-        return made.to(input).reshape(*input.shape[:-1], out_features)
+            some = slice(start, start + _QUERIES_AT_ONCE)
+            made[some] += self._unrolled.outputs(self._view.selection, queries[some])
+        return made.to(input).reshape(*input.shape[:-1], made.shape[1])
 
     def extra_repr(self) -> str:
         return f"{self._layer.name}: {self._layer.slots:,} slots, {self._view.selection}"

@@ -1,19 +1,18 @@
 """The equations of the dual form, as pure functions of tensors.
 
 A linear layer trained by gradient descent is its initial weights plus one outer product (error ⊗ key)
-for every slot, each times one number that depends on the slot's step alone. This module holds that
-number (the sweep), the attention it leads to, and the probe that finds what happened to a gradient
-between `backward` and `step`. It knows nothing of modules, files or optimizer classes.
+for every slot, each times a factor that depends on the slot's step alone: a number for SGD, a matrix for
+Adam and its kin. This module holds that factor (the sweep), the attention it leads to, and the probe that finds what
+happened to a gradient between `backward` and `step`. It knows nothing of modules, files or optimizer classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,55 +26,96 @@ def dot_attention(
     return (queries @ keys.T) @ values
 
 
-@dataclass(frozen=True)
-class SgdStep:
-    """What torch's SGD was told at one step, for one parameter."""
+Factor = float | Tensor
+"""What something is multiplied by: one number, or a matrix (see `Side`)."""
 
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    maximize: bool = False
-    starts_buffer: bool = False
-    """The momentum buffer did not exist before this step: it becomes the gradient itself, undampened."""
-    active: bool = True
-    """The parameter had a gradient. Without one the optimizer leaves it alone, decay included."""
+Side = Literal["entries", "left", "right"]
+"""How a matrix acts on a gradient: entry by entry (Adam), from the left or from the right (Muon)."""
+
+
+def act(side: Side, factor: Factor, gradient: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Applies a factor to a gradient."""
+    if not isinstance(factor, Tensor) or side == "entries":
+        return factor * gradient
+    return factor @ gradient if side == "left" else gradient @ factor
 
 
 @dataclass(frozen=True)
-class SgdSweep:
-    """Where a parameter came from: `initial·W_0 + buffer·B_0 + Σ_s per_step[s]·G_s`."""
+class LinearStep:
+    """One optimizer step, which is linear once its preconditioner P is known.
 
-    per_step: Float[Tensor, "steps"]
-    initial: float
-    buffer: float
+    With G the gradient, W the parameter, M the optimizer's first moment:
 
+        g  = sign·G + decay·W
+        W' = keep·W + (w_m + w_pm·P)·M + w_pg·P·g
+        M' = m_m·M + (m_g + m_pg·P)·g
 
-def sgd_sweep(steps: Sequence[SgdStep]) -> SgdSweep:
-    """Unrolls SGD with every option into one coefficient per step.
-
-    SGD is a linear recurrence in (W, B), B being the momentum buffer. Its adjoint, swept once from the
-    last step to the first, gives the derivative of the final weights by each step's gradient.
+    P is 1 for SGD. A rule that never has a moment leaves the factors of M as they are.
     """
-    per_step = [0.0] * len(steps)
-    to_weights, to_buffer = 1.0, 0.0  # how the final weights depend on W and B after step s
-    for s in range(len(steps) - 1, -1, -1):
-        step = steps[s]
-        if not step.active:
-            continue
-        if step.momentum == 0.0:
-            by_direction = -step.lr * to_weights
-        else:
-            by_buffer = to_buffer - step.lr * to_weights * (step.momentum if step.nesterov else 1.0)
-            dampening = 0.0 if step.starts_buffer else step.dampening
-            by_direction = by_buffer * (1.0 - dampening)
-            if step.nesterov:
-                by_direction -= step.lr * to_weights
-            to_buffer = 0.0 if step.starts_buffer else by_buffer * step.momentum
-        per_step[s] = -by_direction if step.maximize else by_direction
-        to_weights += by_direction * step.weight_decay
-    return SgdSweep(torch.tensor(per_step, dtype=torch.float64), to_weights, to_buffer)
+
+    w_pg: float
+    w_m: float = 0.0
+    w_pm: float = 0.0
+    m_m: float = 1.0
+    m_g: float = 0.0
+    m_pg: float = 0.0
+    keep: float = 1.0
+    decay: float = 0.0
+    sign: float = 1.0
+
+    def without_past(self) -> LinearStep:
+        """The same step where M did not exist before it."""
+        return replace(self, w_m=0.0, w_pm=0.0, m_m=0.0)
+
+    def gradient(self, raw: Tensor, weights: Tensor | None) -> Tensor:
+        """g; the weights matter only where there is decay."""
+        signed = raw if self.sign == 1.0 else raw * self.sign
+        return signed if weights is None or self.decay == 0.0 else signed.add(weights, alpha=self.decay)
+
+    def next_weights(self, P: Factor, weights: Tensor, moment: Factor, g: Tensor) -> Tensor:
+        """W', for a P that acts entry by entry."""
+        return weights * self.keep + (self.w_m + self.w_pm * P) * moment + (self.w_pg * P) * g
+
+    def next_moment(self, P: Factor, moment: Tensor, g: Tensor) -> Tensor:
+        """M', for a P that acts entry by entry or does not act on it at all."""
+        scaled = g * self.m_g if self.m_pg == 0.0 else g * (self.m_g + self.m_pg * P)
+        return scaled.add_(moment, alpha=self.m_m)
+
+
+class Adjoint:
+    """How the final weights depend on W and M as they were, swept from the last step down to the first.
+
+    `W_T = to_weights·W_s + to_moment·M_s + Σ_{later steps} (what back returned)·G`. Both start as numbers and
+    become matrices only where a step makes them so: SGD's never do.
+    """
+
+    def __init__(self) -> None:
+        self.to_weights: Factor = 1.0
+        self.to_moment: Factor = 0.0
+
+    def back(self, step: LinearStep, P: Factor) -> Factor:
+        """Goes back over one step; returns the factor of its gradient G."""
+        weights, moment = self.to_weights, self.to_moment
+        number, scaled = (1.0, weights * P) if isinstance(weights, Tensor) else (weights, P)
+        by_g = _sum((step.w_pg * number, scaled), (step.m_g, moment))
+        if step.m_pg != 0.0:
+            by_g = _sum((1.0, by_g), (step.m_pg, moment * P))
+        self.to_moment = _sum((step.w_pm * number, scaled), (step.w_m, weights), (step.m_m, moment))
+        self.to_weights = _sum((step.keep, weights), (step.decay, by_g))
+        return by_g if step.sign == 1.0 else by_g * step.sign
+
+
+def _sum(*terms: tuple[float, Factor]) -> Factor:
+    """Σ number·factor, without a matrix for what is only a number."""
+    number, matrix = 0.0, None
+    for scale, factor in terms:
+        if not isinstance(factor, Tensor):
+            number += scale * factor
+        elif scale != 0.0:
+            matrix = factor * scale if matrix is None else matrix.add_(factor, alpha=scale)
+    if matrix is None:
+        return number
+    return matrix if number == 0.0 else matrix.add_(number)
 
 
 @dataclass(frozen=True)

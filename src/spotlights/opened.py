@@ -21,16 +21,17 @@ from spotlights.attention import Attention, Spotlights
 from spotlights.attention.attention import KERNELS
 from spotlights.attention.forward import ForwardPass, find_module
 from spotlights.attention.measure import View
-from spotlights.attention.reducers import PartsReducer
-from spotlights.attention.scan import Job, scan
+from spotlights.attention.replay import is_replayed, replay
 from spotlights.attention.tables import Printable, build
 from spotlights.dual import dual_model, primal_model
-from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError, UnsupportedError
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
 from spotlights.memory.slots import sample_slice
 from spotlights.memory.storage import storage_named
+from spotlights.optimizers import UpdateRule, rule_named
+from spotlights.optimizers.replayed import MakeOptimizer
 
 UNEXPLAINED = 1e-3
 """A step whose gradient differs by more than this share from its slots is reported."""
@@ -85,8 +86,9 @@ class Check:
 class Verification(Mapping[str, Check], Printable):
     """`{layer: check}`, which prints as a table."""
 
-    def __init__(self, checks: dict[str, Check], damaged: list[str]) -> None:
+    def __init__(self, checks: dict[str, Check], damaged: list[str], note: str | None = None) -> None:
         self._checks = checks
+        self._note = note
         self.damaged = damaged
         """Files whose content is not what was written, in sentences."""
 
@@ -104,7 +106,7 @@ class Verification(Mapping[str, Check], Printable):
         return not self.damaged and all(check.ok for check in self.values())
 
     def table(self) -> Any:
-        rows, notes = [], list(self.damaged)
+        rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
         for name, check in self.items():
             verdict = "yes" if check.ok else "NO"
             rows.append(
@@ -273,15 +275,12 @@ class Memory:
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""
-        reader = self._view.reader.layer(layer)
+        entry = self._view.reader.layer(layer).entry
         unrolled = self._view.unrolled(layer)
-        entry = reader.entry
-        parts = PartsReducer((entry.out_features, entry.in_features), unrolled.weight, unrolled.bias)
-        nothing = torch.empty(0, 0)
-        scan([Job(reader, self._view.selection, 0, lambda block: nothing, [parts])])
-        found = {"weight": unrolled.initial_weight + parts.weight}
+        parts = unrolled.parts(self._view.selection)
+        found = {"weight": unrolled.initial.weight + parts.weight}
         if entry.bias:
-            found["bias"] = unrolled.initial_bias + parts.bias
+            found["bias"] = unrolled.initial.bias + parts.bias
         return found
 
     def weights(self, layer: str) -> Float[Tensor, "out_features in_features"]:
@@ -297,7 +296,9 @@ class Memory:
         parameters = {name: self.parameters(name) for name in self._view.reader.layers}
         return primal_model(self._view, model, parameters)
 
-    def verify(self, model: nn.Module | None = None, *, files: bool = True) -> Verification:
+    def verify(
+        self, model: nn.Module | None = None, *, files: bool = True, optimizer: MakeOptimizer | None = None
+    ) -> Verification:
         """Compares `a·W_0 + Σ v⊗k` with the trained weights, layer by layer.
 
         Without a model: with the weights that the closed recording left; for a run that was killed, or as of
@@ -306,19 +307,37 @@ class Memory:
         Args:
             model: the trained network.
             files: also read every file and compare it with its checksum.
+            optimizer: for a run whose optimizer has no exact rule: its class, which is then run again on the
+                recorded gradients. One of torch's own need not be given.
         """
         reader = self._view.reader
         with _damage_named(reader):
+            made = self._replayed(optimizer) if is_replayed(reader) else {}
             for layer in reader.layers:
-                self._view.unrolled(layer)  # refuses before the long part, if it must
+                if layer not in made:
+                    self._view.unrolled(layer)  # refuses before the long part, if it must
             damaged = reader.damaged() if files else []
-            checks = {name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()}
-        return Verification(checks, damaged)
+            checks = {
+                name: self._check(name, entry, model, made.get(name) or self.parameters(name))
+                for name, entry in reader.manifest.layers.items()
+            }
+        if made:
+            return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
+        rule = rule_named(reader.manifest.rule)
+        return Verification(checks, damaged, None if rule is None else rule.note)
 
-    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None) -> Check:
+    def _replayed(self, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
+        view = self._view
+        if view.selection != _as_of(Everything(), view.until, view.reader):
+            raise UnsupportedError(
+                f"{view.reader.directory} was trained with {view.reader.manifest.optimizer}, which has no exact update "
+                "rule: only the whole memory can be verified, not a part of it."
+            )
+        return replay(view.reader, view.until, optimizer)
+
+    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None, found: dict[str, Tensor]) -> Check:
         reader = self._view.reader
         log, until = reader.log(name), self._view.until
-        found = self.parameters(name)
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
         if model is not None:
             module = find_module(model, entry.modules[0], entry)
@@ -350,7 +369,7 @@ class Memory:
             unexplained_steps=_large(residual),
             worst_residual=float(residual.max()) if len(residual) else 0.0,
             moved_steps=log.moved[:until].nonzero().flatten().tolist(),
-            tolerance=_tolerance(entry),
+            tolerance=_tolerance(entry, rule_named(reader.manifest.rule)),
         )
 
 
@@ -376,10 +395,10 @@ def _large(residual: Float[Tensor, "steps"]) -> list[int]:
     return (~(residual <= UNEXPLAINED)).nonzero().flatten().tolist()
 
 
-def _tolerance(entry: LayerEntry) -> float:
-    """What rounding allows: of the network's own arithmetic, and of the storage type."""
+def _tolerance(entry: LayerEntry, rule: UpdateRule | None) -> float:
+    """What rounding allows: of the network's own arithmetic, of the storage type, and of the optimizer."""
     own = 1e-10 if entry.dtype == "float64" and entry.storage == "float64" else 1e-4
-    return max(own, 16 * storage_named(entry.storage).rounding)
+    return max(own, 16 * storage_named(entry.storage).rounding, 0.0 if rule is None else rule.rounding)
 
 
 def _as_of(selection: Selection, step: int, reader: MemoryReader) -> Selection:
@@ -404,7 +423,7 @@ class MemoryInfo(Printable):
             "slots": len(self._memory),
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,
-            "exact": manifest.rule is not None and manifest.errors,
+            "exact": rule_named(manifest.rule) is not None and manifest.errors,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
             "layers": {name: vars(info) for name, info in self._memory.layers.items()},

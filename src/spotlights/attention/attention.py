@@ -12,13 +12,14 @@ from torch import Tensor
 from spotlights.attention.forward import ForwardPass, Target
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
-from spotlights.attention.products import Products, error_products
+from spotlights.attention.products import Products
 from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
-from spotlights.attention.scan import Job, Values, scan
+from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.errors import UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
+from spotlights.optimizers import rule_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,27 +144,18 @@ class Contributions(Measure):
     @property
     def note(self) -> str | None:
         order = None if self.exact else "first order: a hidden layer's share, through the gradient of the target"
-        return "; ".join(n for n in (order, super().note) if n) or None
+        rule = rule_named(self.view.reader.manifest.rule)
+        rounding = None if rule is None else rule.note
+        return "; ".join(n for n in (order, rounding, super().note) if n) or None
 
-    def values(self, chosen: slice) -> Values:
-        products = Products(self.layer, self.queries[chosen])
-        dtype = self.layer.storage.compute_dtype
-        directions = self._directions[chosen].to(dtype)
-        weight, bias = self._unrolled.weight.to(dtype), self._unrolled.bias.to(dtype)
-
-        def values(block: Block) -> Tensor:
-            steps = block.column("step")
-            scores = products(block)
-            scores *= weight[steps]
-            scores += bias[steps]
-            return scores.mul_(error_products(block, directions))
-
-        return values
+    def values(self, chosen: slice) -> Values | SweptValues:
+        return self._unrolled.contributions(self.queries[chosen], self._directions[chosen])
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:
         """The part of the number that the initial weights make up."""
-        made = self.queries.double() @ self._unrolled.initial_weight.T + self._unrolled.initial_bias
+        initial = self._unrolled.initial
+        made = self.queries.double() @ initial.weight.T + initial.bias
         return (made * self._directions.double()).sum(dim=1)
 
     def total(self) -> Float[Tensor, "queries"]:

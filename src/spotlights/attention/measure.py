@@ -16,7 +16,7 @@ from spotlights.attention.grouping import Grouping, column_values
 from spotlights.attention.questions import AskTop, AskTotals, Question
 from spotlights.attention.reducers import ScoresReducer, largest_first_in_order
 from spotlights.attention.results import Top, Totals
-from spotlights.attention.scan import Job, Values, scan
+from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.unrolled import Unrolled, unroll
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, TooLargeError
@@ -63,7 +63,7 @@ class Measure(ABC):
         return None
 
     @abstractmethod
-    def values(self, chosen: slice) -> Values:
+    def values(self, chosen: slice) -> Values | SweptValues:
         """How to compute the values of a block, for some of the queries."""
 
     def grouping(self, column: str, bins: int | None = None) -> Grouping:

@@ -7,6 +7,7 @@ thread: that is what keeps up with the memory of the machine.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ _SMALL = 8192
 Values = Callable[[Block], Float[Tensor, "queries rows"]]
 
 
+class SweptValues(ABC):
+    """Values that can only be computed step by step, from the last one down."""
+
+    @abstractmethod
+    def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
+        """The selected slots with their values, in descending order of steps; blocks may be empty."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One layer's slots, what to compute for each, and who wants to know."""
@@ -34,12 +43,16 @@ class Job:
     layer: LayerReader
     selection: Selection
     queries: int
-    values: Values
+    values: Values | SweptValues
     reducers: Sequence[Reducer]
 
 
 def scan(jobs: Sequence[Job], *, threads: int | None = None, rows: int | None = None) -> None:
     """Feeds every selected slot to the reducers of its job."""
+    for job in jobs:
+        if isinstance(job.values, SweptValues):
+            _sweep(job, job.values)
+    jobs = [job for job in jobs if not isinstance(job.values, SweptValues)]
     count = torch.get_num_threads() if threads is None else threads
     if sum(job.layer.slots for job in jobs) <= _SMALL:
         count = 1
@@ -91,7 +104,18 @@ def _work(jobs: Sequence[Job], source: _Blocks) -> list[list[Reducer]]:
     return [mine[id(job)] for job in jobs]
 
 
-def _feed(reducers: Sequence[Reducer], block: Block, values: Values) -> None:
+def _feed(reducers: Sequence[Reducer], block: Block, values: Values | SweptValues) -> None:
+    assert not isinstance(values, SweptValues)
     computed = values(block)
     for reducer in reducers:
         reducer.update(block, computed)
+
+
+def _sweep(job: Job, values: SweptValues) -> None:
+    """Reducers take slots in ascending order only: each block gets its own, which are merged."""
+    with torch.no_grad():
+        for block, computed in values.blocks(job.selection):
+            for reducer in job.reducers if len(block) else ():
+                other = reducer.fresh()
+                other.update(block, computed)
+                reducer.merge(other)

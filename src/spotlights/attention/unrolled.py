@@ -1,26 +1,201 @@
-"""What a recorded layer is made of, as numbers: one coefficient per step for weight and bias."""
+"""What a recorded layer is made of: what each slot adds to its weights, to its output, and to a number of interest."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spotlights.attention.pairs import Pairs
+from spotlights.attention.products import Products, error_products
+from spotlights.attention.reducers import OutputReducer, PartsReducer
+from spotlights.attention.scan import Job, SweptValues, Values, scan
+from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients
+from spotlights.dual_form import act
 from spotlights.errors import UnsupportedError
-from spotlights.memory.reader import MemoryReader
-from spotlights.optimizers import exact_optimizers, rule_named
+from spotlights.memory.reader import Block, LayerReader, MemoryReader
+from spotlights.memory.selection import Selection
+from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named
+
+_NO_VALUES = torch.empty(0, 0)
 
 
 @dataclass(frozen=True)
-class Unrolled:
-    """`initial_weight + Σ_t weight[step_t] δ_t⊗k_t`, and the same for the bias."""
+class Parts:
+    """Some of a layer's weight and bias, in float64."""
 
-    weight: Float[Tensor, "steps"]
-    bias: Float[Tensor, "steps"]
-    initial_weight: Float[Tensor, "out_features in_features"]
-    initial_bias: Float[Tensor, "out_features"]
+    weight: Float[Tensor, "out_features in_features"]
+    bias: Float[Tensor, "out_features"]
+
+
+class Unrolled(ABC):
+    """A layer as its initial part plus what its slots add."""
+
+    @property
+    @abstractmethod
+    def initial(self) -> Parts:
+        """What is left of the layer, and of the optimizer's state, as recording began."""
+
+    @abstractmethod
+    def parts(self, selection: Selection) -> Parts:
+        """What some slots add to weight and bias."""
+
+    @abstractmethod
+    def outputs(
+        self, selection: Selection, queries: Float[Tensor, "queries in_features"]
+    ) -> Float[Tensor, "queries out_features"]:
+        """What some slots add to the layer's output, in float64."""
+
+    @abstractmethod
+    def contributions(
+        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+    ) -> Values | SweptValues:
+        """What each slot adds to the layer's output in some direction."""
+
+
+class UnrolledNumbers(Unrolled):
+    """Under a rule without P: `initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for the bias."""
+
+    def __init__(
+        self,
+        layer: LayerReader,
+        initial: Parts,
+        weight: Float[Tensor, "steps"],
+        bias: Float[Tensor, "steps"],
+    ) -> None:
+        self._layer = layer
+        self._initial = initial
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def initial(self) -> Parts:
+        return self._initial
+
+    def parts(self, selection: Selection) -> Parts:
+        entry = self._layer.entry
+        reducer = PartsReducer((entry.out_features, entry.in_features), self.weight, self.bias)
+        scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
+        return Parts(reducer.weight, reducer.bias)
+
+    def outputs(
+        self, selection: Selection, queries: Float[Tensor, "queries in_features"]
+    ) -> Float[Tensor, "queries out_features"]:
+        reducer = OutputReducer(len(queries), self._layer.entry.out_features, self.weight, self.bias)
+        scan([Job(self._layer, selection, len(queries), Products(self._layer, queries), [reducer])])
+        return reducer.output
+
+    def contributions(
+        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+    ) -> Values:
+        products = Products(self._layer, queries)
+        dtype = self._layer.storage.compute_dtype
+        directions, weight, bias = directions.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+
+        def values(block: Block) -> Tensor:
+            steps = block.column("step")
+            scores = products(block)
+            scores *= weight[steps]
+            scores += bias[steps]
+            return scores.mul_(error_products(block, directions))
+
+        return values
+
+
+class UnrolledMatrices(Unrolled):
+    """Under a rule with P: a step's factor is a matrix, found by a sweep over the steps."""
+
+    def __init__(self, reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> None:
+        self._sweep = LayerSweep(reader, rule, layer, until)
+        self._layer = reader.layer(layer)
+        self._initial: Parts | None = None
+        self._known: dict[Selection, Parts] = {}
+
+    @property
+    def initial(self) -> Parts:
+        if self._initial is None:
+            self._initial = Parts(*self._sweep.initial())
+        return self._initial
+
+    @torch.no_grad()
+    def parts(self, selection: Selection) -> Parts:
+        entry = self._layer.entry
+        weight = torch.zeros(entry.out_features, entry.in_features, dtype=torch.float64)
+        bias = torch.zeros(entry.out_features, dtype=torch.float64)
+        for chunk in self._sweep.chunks(selection):
+            for step in chunk.steps:
+                if len(step.block):
+                    of_weight, of_bias = block_gradients(step.block, step.factor)
+                    weight += act(self._sweep.weight.side, step.weight, of_weight)
+                    bias += step.bias * of_bias
+        self._initial = self._initial or Parts(*self._sweep.initial_after_sweep())
+        return Parts(weight, bias)
+
+    def outputs(
+        self, selection: Selection, queries: Float[Tensor, "queries in_features"]
+    ) -> Float[Tensor, "queries out_features"]:
+        # A slot's share is a matrix of its own here: adding these up first is the same sum in another order.
+        if selection not in self._known:
+            self._known = {selection: self.parts(selection)}
+        parts = self._known[selection]
+        return queries.double() @ parts.weight.T + parts.bias
+
+    def contributions(
+        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+    ) -> SweptValues:
+        dtype = self._layer.storage.compute_dtype
+        return _SweptContributions(self._sweep, Pairs(queries.to(dtype), directions.to(dtype)))
+
+
+class _SweptContributions(SweptValues):
+    """The sweep goes on while some threads compute the values of the steps behind it."""
+
+    def __init__(self, sweep: LayerSweep, pairs: Pairs) -> None:
+        self._sweep = sweep
+        self._pairs = pairs
+
+    def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
+        threads = torch.get_num_threads()
+        if len(self._pairs) < _QUERIES_FOR_THREADS or threads == 1:
+            for chunk in self._sweep.chunks(selection):
+                yield chunk.block, self._values(chunk, lambda step, values: self._fill(step, values))
+            return
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for chunk in self._sweep.chunks(selection):
+                    behind: deque[Future[None]] = deque()
+
+                    def later(step: SweptStep, values: Tensor, behind: deque[Future[None]] = behind) -> None:
+                        if len(behind) > threads:  # each holds a matrix
+                            behind.popleft().result()
+                        behind.append(pool.submit(self._fill, step, values))
+
+                    values = self._values(chunk, later)
+                    for future in behind:
+                        future.result()
+                    yield chunk.block, values
+        finally:
+            torch.set_num_threads(threads)  # the threads above changed what their BLAS shares with this one
+
+    def _values(self, chunk: Chunk, fill: Callable[[SweptStep, Tensor], None]) -> Float[Tensor, "queries rows"]:
+        values = self._pairs.empty(len(chunk.block))
+        for step in chunk.steps:
+            if len(step.block):
+                fill(step, values)
+        return values
+
+    def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
+        found = self._pairs.contributions(step.block, self._sweep.weight.side, step.weight, step.bias)
+        values[:, step.place] = found.mul_(step.factor)
+
+
+_QUERIES_FOR_THREADS = 4
 
 
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
@@ -30,7 +205,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     if rule is None:
         raise UnsupportedError(
             f"{reader.directory} was trained with {manifest.optimizer}, which has no exact update rule yet. "
-            f"Scores, top and totals work; contributions, weights, masks and verify need one of: "
+            f"Scores, top, totals and verify work; contributions, weights and masks need one of: "
             f"{exact_optimizers()}."
         )
     if not manifest.errors:
@@ -38,7 +213,11 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
             f"{reader.directory} was recorded with errors=False: it has keys only. Scores, top and totals "
             "work; contributions, weights, masks and verify need a memory with errors."
         )
-    entry, log = manifest.layers[layer], reader.log(layer)
+    return _numbers(reader, rule, layer, until) if rule.scalar else UnrolledMatrices(reader, rule, layer, until)
+
+
+def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers:
+    entry, log = reader.manifest.layers[layer], reader.log(layer)
     per_step, initial = {}, {}
     shapes = {"weight": (entry.out_features, entry.in_features), "bias": (entry.out_features,)}
     for name, shape in shapes.items():
@@ -49,9 +228,10 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
             coefficients = rule.coefficients(log.rule[name][:until])
             per_step[name] = coefficients.per_step * log.factor[:until]
             value = value * coefficients.initial
-            for state, factor in coefficients.states.items():
-                held = reader.initial.get(f"{layer}/{name}/{state}")
-                if held is not None:
-                    value = value + factor * held.double()
+            held = reader.initial.get(f"{layer}/{name}/{rule.moment}")
+            if held is not None:
+                value = value + coefficients.moment * held.double()
         initial[name] = value
-    return Unrolled(per_step["weight"], per_step["bias"], initial["weight"], initial["bias"])
+    return UnrolledNumbers(
+        reader.layer(layer), Parts(initial["weight"], initial["bias"]), per_step["weight"], per_step["bias"]
+    )

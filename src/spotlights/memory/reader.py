@@ -218,6 +218,42 @@ class Block:
         return torch.cat([piece.take(_present(piece.part.tensor(names.INDEX))) for piece in self.pieces])
 
 
+class StepBlocks:
+    """A layer's selected slots by their steps, for those who go through a memory step by step."""
+
+    def __init__(self, layer: LayerReader, selection: Selection) -> None:
+        self._layer = layer
+        self._selection = selection
+        self._known: tuple[Part, list[int], Tensor | None] | None = None
+
+    def block(self, first: int, end: int) -> Block:
+        """The slots of the steps from `first` to before `end`; it may be empty."""
+        pieces = []
+        for part in self._layer.parts:
+            entry = part.segment.entry
+            if entry.first_step >= end or entry.end_step <= first:
+                continue
+            bounds, mask = self._look_up(part)
+            start = bounds[max(first, entry.first_step) - entry.first_step]
+            stop = bounds[min(end, entry.end_step) - entry.first_step]
+            chosen = None if mask is None else mask[start:stop].nonzero().flatten()
+            if chosen is not None and len(chosen) == stop - start:
+                chosen = None
+            piece = Piece(part, start, stop, chosen)
+            if len(piece):
+                pieces.append(piece)
+        return Block(self._layer, tuple(pieces))
+
+    def _look_up(self, part: Part) -> tuple[list[int], Tensor | None]:
+        """Where each step of the part begins (and the last one ends), and which slots are selected."""
+        if self._known is None or self._known[0] is not part:
+            entry = part.segment.entry
+            steps = torch.arange(entry.first_step, entry.end_step + 1)
+            bounds = torch.searchsorted(part.column("step"), steps).tolist()
+            self._known = (part, bounds, self._selection.mask(part.column, part.slots))
+        return self._known[1:]
+
+
 class LayerReader:
     """One layer of a memory."""
 
@@ -382,6 +418,23 @@ class MemoryReader:
     def final(self) -> dict[str, Tensor] | None:
         entry = self.manifest.final
         return None if entry is None else map_tensors(self.directory / entry.file, entry.bytes)
+
+    def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
+        """Before which steps the optimizer's state is kept, and what of it; "weights" is the parameter itself."""
+        start, prefix = f"{layer}/{parameter}/", names.state_tensor(layer, parameter, "")
+        found = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
+        for segment in self.segments:
+            kept = {name.removeprefix(prefix) for name in segment.layout if name.startswith(prefix)}
+            if kept:
+                found[segment.entry.first_step] = kept
+        return found
+
+    def state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
+        """One tensor of such a checkpoint."""
+        if step == 0:
+            return self.initial[f"{layer}/{parameter}" + ("" if state == "weights" else f"/{state}")]
+        segment = next(s for s in self.segments if s.entry.first_step == step)
+        return _present(segment.tensor(names.state_tensor(layer, parameter, state)))
 
     def log(self, layer: str) -> StepLog:
         if layer not in self._logs:

@@ -1,7 +1,8 @@
 """Slots on their way to the disk: what one training step leaves behind, and the names it gets in a file.
 
 A segment holds, for each layer, `LAYER/keys`, `LAYER/errors` (and their scales), `LAYER/index` where keys
-are kept once, `LAYER/column/NAME`, and the step log under `/log/`.
+are kept once, `LAYER/column/NAME`, the step log under `/log/`, and now and then the state of the optimizer under
+`/state/`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ def rule_tensor(layer: str, parameter: str) -> str:
 def sample_tensor(layer: str, parameter: str) -> str:
     """Per step: some entries of the parameter after the step (see `sample_slice`)."""
     return f"{LOG}{layer}/{parameter}/sample"
+
+
+STATE = "/state/"
+
+
+def state_tensor(layer: str, parameter: str, state: str) -> str:
+    """What the optimizer held of a parameter before the segment's first step; or the parameter itself."""
+    return f"{STATE}{layer}/{parameter}/{state}"
 
 
 def sample_slice(numel: int) -> slice:
@@ -116,6 +125,8 @@ class StepRecord:
 
     step: int
     layers: dict[str, LayerStep]
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What the optimizer held before the step (see `state_tensor`); of some steps only."""
 
     @property
     def nbytes(self) -> int:

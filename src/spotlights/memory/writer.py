@@ -49,6 +49,8 @@ except ImportError:  # pragma: no cover - not on Windows
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 60.0
 _WAITING_SEGMENTS = 2
+_SLOTS_PER_CHECKPOINT = 4
+"""So many times a checkpoint's bytes are written before the next one is."""
 _GIVE_UP_ROWS = 1 << 20
 _NOTHING = GradientProbe(factor=1.0, residual=0.0)
 
@@ -111,6 +113,7 @@ class MemoryWriter:
         self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
         self._bytes = 0
+        self._bytes_since_checkpoint = 0
         self._since = time.monotonic()
         self._queue: queue.Queue[list[StepRecord] | None] = queue.Queue(_WAITING_SEGMENTS)
         self._thread: threading.Thread | None = None
@@ -188,12 +191,24 @@ class MemoryWriter:
     def manifest(self) -> Manifest:
         return self._manifest
 
+    # -- checkpoints of the optimizer's state ---------------------------------------------------
+
+    @property
+    def starts_segment(self) -> bool:
+        """Whether the next step is the first one of a segment: only such a step can bring a checkpoint."""
+        return not self._steps
+
+    def wants(self, nbytes: int) -> bool:
+        """Whether a checkpoint of that size is due: they shall add at most a quarter to what is written."""
+        return 0 < nbytes * _SLOTS_PER_CHECKPOINT <= self._bytes_since_checkpoint
+
     # -- adding --------------------------------------------------------------------------------
 
     def add(self, record: StepRecord) -> None:
         """Takes the slots of one step. Waits if the disk cannot keep up."""
         self._steps.append(record)
         self._bytes += record.nbytes
+        self._bytes_since_checkpoint = record.nbytes + (0 if record.state else self._bytes_since_checkpoint)
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         if self._bytes >= self._segment_bytes or old:
             self._hand_over()
@@ -245,6 +260,7 @@ class MemoryWriter:
 
     def _commit(self, steps: list[StepRecord]) -> None:
         tensors: dict[str, list[np.ndarray]] = {names.STEPS: [np.array([record.step for record in steps])]}
+        tensors |= {name: [state.numpy()] for name, state in steps[0].state.items()}
         slots, keys = {}, {}
         for layer in self._manifest.layers:
             slots[layer], keys[layer] = self._gather(layer, steps, tensors)
@@ -339,6 +355,7 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
     tensors: dict[str, list[np.ndarray]] = {
         name: [tensor[:logged].numpy()] for name, tensor in mapped.items() if name.startswith(names.LOG)
     }
+    tensors |= {name: [tensor.numpy()] for name, tensor in mapped.items() if name.startswith(names.STATE)}
     slots, keys = {}, {}
     for layer, entry in manifest.layers.items():
         column: Shaped[Tensor, "slots"] | None = mapped.get(names.column_tensor(layer, "step"))

@@ -7,10 +7,30 @@ from __future__ import annotations
 
 import torch
 
-from spotlights.optimizers.rule import Coefficients, UpdateRule
+from spotlights.optimizers.adadelta import AdadeltaRule
+from spotlights.optimizers.adagrad import AdagradRule
+from spotlights.optimizers.adam import AdamRule, RAdamRule
+from spotlights.optimizers.adamax import AdamaxRule
+from spotlights.optimizers.lion import LionRule
+from spotlights.optimizers.muon import MuonRule
+from spotlights.optimizers.nadam import NAdamRule
+from spotlights.optimizers.rmsprop import RmspropRule
+from spotlights.optimizers.rule import WEIGHTS, Coefficients, State, UpdateRule
 from spotlights.optimizers.sgd import SgdRule
 
-RULES: tuple[UpdateRule, ...] = (SgdRule(),)
+RULES: tuple[UpdateRule, ...] = (
+    SgdRule(),
+    AdamRule(torch.optim.Adam),
+    AdamRule(torch.optim.AdamW, decoupled=True),
+    NAdamRule(torch.optim.NAdam),
+    RAdamRule(torch.optim.RAdam),
+    AdamaxRule(),
+    RmspropRule(),
+    AdagradRule(),
+    AdadeltaRule(),
+    LionRule(),
+    MuonRule(),
+)
 
 
 def rule_for(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
@@ -28,4 +48,13 @@ def exact_optimizers() -> str:
     return ", ".join(rule.name.upper() for rule in RULES)
 
 
-__all__ = ["RULES", "Coefficients", "UpdateRule", "exact_optimizers", "rule_for", "rule_named"]
+__all__ = [
+    "RULES",
+    "WEIGHTS",
+    "Coefficients",
+    "State",
+    "UpdateRule",
+    "exact_optimizers",
+    "rule_for",
+    "rule_named",
+]

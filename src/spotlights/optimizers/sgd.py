@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from spotlights.dual_form import SgdStep, sgd_sweep
-from spotlights.optimizers.rule import Coefficients, UpdateRule
+from spotlights.dual_form import LinearStep
+from spotlights.optimizers.rule import UpdateRule
+
+
+class SgdStep(NamedTuple):
+    """What torch's SGD was told at one step, for one parameter."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: float = 0.0
+    maximize: float = 0.0
+    starts_buffer: float = 0.0
+    """The momentum buffer did not exist before this step: it becomes the gradient itself, undampened."""
+    active: float = 1.0
 
 
 class SgdRule(UpdateRule):
     name = "sgd"
-    fields = (
-        "lr",
-        "momentum",
-        "dampening",
-        "weight_decay",
-        "nesterov",
-        "maximize",
-        "starts_buffer",
-        "active",
-    )
+    row = SgdStep
     states = ("momentum_buffer",)
+    moment = "momentum_buffer"
+    scalar = True
 
     def handles(self, optimizer: torch.optim.Optimizer) -> bool:
         return type(optimizer) is torch.optim.SGD
@@ -42,10 +47,17 @@ class SgdRule(UpdateRule):
             float(has_gradient),
         ]
 
-    def coefficients(self, log: Float[Tensor, "steps fields"]) -> Coefficients:
-        steps = [
-            SgdStep(*row[:4], *(flag != 0.0 for flag in row[4:]))  # the order of `fields`
-            for row in log.tolist()
-        ]
-        sweep = sgd_sweep(steps)
-        return Coefficients(sweep.per_step, sweep.initial, {"momentum_buffer": sweep.buffer})
+    def linear(self, step: SgdStep, shape: tuple[int, ...]) -> LinearStep:
+        m_m, m_g, by_moment, by_gradient = 1.0, 0.0, 0.0, 1.0
+        if step.momentum != 0.0:
+            m_m, m_g = (0.0, 1.0) if step.starts_buffer else (step.momentum, 1.0 - step.dampening)
+            ahead = step.momentum if step.nesterov else 1.0
+            by_moment, by_gradient = ahead * m_m, ahead * m_g + (1.0 if step.nesterov else 0.0)
+        return LinearStep(
+            w_m=-step.lr * by_moment,
+            w_pg=-step.lr * by_gradient,
+            m_m=m_m,
+            m_g=m_g,
+            decay=step.weight_decay,
+            sign=-1.0 if step.maximize else 1.0,
+        )

@@ -33,10 +33,11 @@ from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, sample_slice
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, sample_slice, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.optimizers import rule_for
+from spotlights.optimizers import WEIGHTS, rule_for
+from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.passes import Passes
 
@@ -115,7 +116,7 @@ class Recorder:
         """How many optimizer steps the memory has."""
         self._model = model
         self._optimizer = optimizer
-        self._rule = rule_for(optimizer)
+        self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._errors = errors
         self._resume = resume
         self._overwrite = overwrite
@@ -131,6 +132,7 @@ class Recorder:
         self._was_paused = False
         self._warned = False
         self._staged: dict[str, _Staged] = {}
+        self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class Recorder:
         covered = {id(p) for layer in self._layers.values() for p in layer.parameters.values()}
         trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         initial = dict(self._parameters())
-        for state in self._rule.states if self._rule else ():
+        for state in self._rule.states:
             for name, parameter in self._named_parameters():
                 value = self._optimizer.state.get(parameter, {}).get(state)
                 if value is not None:
@@ -204,8 +206,8 @@ class Recorder:
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "layers": {name: layer.entry() for name, layer in self._layers.items()},
             "optimizer": type(self._optimizer).__name__,
-            "rule": self._rule.name if self._rule else None,
-            "log_fields": list(self._rule.fields) if self._rule else [],
+            "rule": self._rule.name,
+            "log_fields": list(self._rule.fields),
             "errors": self._errors,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
@@ -312,18 +314,35 @@ class Recorder:
                 gradient = layer.gradient(loss_scale)
                 rows = layer.take()
                 rule = {}
-                if self._rule is not None:
-                    for parameter_name in layer.trained:
-                        parameter = layer.parameters[parameter_name]
-                        rule[parameter_name] = self._rule.log(
-                            groups[id(parameter)],
-                            self._optimizer.state.get(parameter, {}),
-                            parameter.grad is not None,
-                        )
+                for parameter_name in layer.trained:
+                    parameter = layer.parameters[parameter_name]
+                    rule[parameter_name] = self._rule.log(
+                        groups[id(parameter)],
+                        self._optimizer.state.get(parameter, {}),
+                        parameter.grad is not None,
+                    )
                 if not rows and gradient is not None:
                     self._warn_unseen(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
                 self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
+            self._state = self._due_state()
+
+    def _due_state(self) -> dict[str, Tensor]:
+        """A checkpoint of what the rule needs of the optimizer's state, now and then."""
+        assert self._writer is not None
+        if not self.step or not self._writer.starts_segment:
+            return {}
+        held: dict[str, Tensor] = {}
+        for name, staged in self._staged.items():
+            for parameter_name, logged in staged.rule.items():
+                parameter = self._layers[name].parameters[parameter_name]
+                state = {**self._optimizer.state.get(parameter, {}), WEIGHTS: parameter.detach()}
+                for needed in self._rule.needed(logged):
+                    if state.get(needed) is not None:
+                        held[state_tensor(name, parameter_name, needed)] = state[needed]
+        if not self._writer.wants(sum(tensor.nbytes for tensor in held.values())):
+            return {}
+        return {name: plain(tensor.clone()) for name, tensor in held.items()}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
@@ -340,11 +359,11 @@ class Recorder:
                     staged.rule,
                     self._layers[name].settle(),
                 )
-        self._staged = {}
+        state, self._staged, self._state = self._state, {}, {}
         self._batch = Batch()
         self._was_paused = self._paused > 0
         assert self._writer is not None
-        self._writer.add(StepRecord(self.step, layers))
+        self._writer.add(StepRecord(self.step, layers, state))
         self.step += 1
         if self._writer.failure is not None:
             self._unhook()

@@ -1,0 +1,101 @@
+"""What slots add to a layer's output in some direction, where a step's factor is a matrix C.
+
+For a query x and a direction g it is `Σ_ij δ_i g_i C_ij x_j k_j`, a matrix product for each query. What makes it
+bearable: behind a ReLU, and on black pixels, most of g and x is exactly 0, and what is 0 need not be multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.dual_form import Factor, Side
+from spotlights.memory.reader import Block
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A query and its direction, without their zeros; None where there are too few to leave out."""
+
+    units: Int64[Tensor, "units"] | None
+    features: Int64[Tensor, "features"] | None
+    direction: Float[Tensor, "units"]
+    query: Float[Tensor, "features"]
+
+    def contributions(
+        self,
+        keys: Float[Tensor, "rows in_features"],
+        errors: Float[Tensor, "rows out_features"],
+        factor: Float[Tensor, "out_features in_features"],
+    ) -> Float[Tensor, "rows"]:
+        errors, factor = _columns(errors, self.units), factor if self.units is None else factor[self.units]
+        keys, factor = _columns(keys, self.features), _columns(factor, self.features)
+        if len(factor) <= factor.shape[1]:
+            made = (keys * self.query) @ factor.T
+            return made.mul_(errors) @ self.direction
+        made = (errors * self.direction) @ factor
+        return made.mul_(keys) @ self.query
+
+
+class Pairs:
+    """Some queries, each with its direction."""
+
+    def __init__(
+        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+    ) -> None:
+        self._queries = queries
+        self._directions = directions
+        self._pairs = [_pair(x, g) for x, g in zip(queries, directions, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def empty(self, rows: int) -> Float[Tensor, "queries rows"]:
+        """Room for the values of that many slots."""
+        return self._queries.new_empty(len(self._queries), rows)
+
+    def contributions(self, block: Block, side: Side, weight: Factor, bias: Factor) -> Float[Tensor, "queries rows"]:
+        """What each slot of one step adds, with that step's factors."""
+        result = self.empty(len(block))
+        of_bias = self._directions * bias
+        for keys, errors in zip(block.keys(), block.errors(), strict=True):
+            made = self._through_weight(keys.rows, errors.rows, side, weight)
+            if keys.scale is not None:
+                made *= keys.scale
+            made += of_bias @ errors.rows.T
+            result[:, errors.place] = made if errors.scale is None else made.mul_(errors.scale)
+        return result
+
+    def _through_weight(self, keys: Tensor, errors: Tensor, side: Side, weight: Factor) -> Tensor:
+        queries, directions = self._queries, self._directions
+        if not isinstance(weight, Tensor):
+            return (queries @ keys.T).mul_(directions @ errors.T).mul_(weight)
+        if side == "left":
+            return (queries @ keys.T).mul_((directions @ weight) @ errors.T)
+        if side == "right":
+            return ((queries @ weight.T) @ keys.T).mul_(directions @ errors.T)
+        made = keys.new_empty(len(queries), len(keys))
+        for row, pair in zip(made, self._pairs, strict=True):
+            row.copy_(pair.contributions(keys, errors, weight))
+        return made
+
+
+def _pair(query: Float[Tensor, "in_features"], direction: Float[Tensor, "out_features"]) -> _Pair:
+    units, features = (_few(row.nonzero().flatten(), len(row)) for row in (direction, query))
+    return _Pair(
+        units,
+        features,
+        direction if units is None else direction[units],
+        query if features is None else query[features],
+    )
+
+
+def _few(where: Int64[Tensor, "some"], among: int) -> Int64[Tensor, "some"] | None:
+    """To pick columns costs something too: it pays only if a good part is left out."""
+    return where if len(where) <= 0.8 * among else None
+
+
+def _columns(rows: Float[Tensor, "rows all"], some: Int64[Tensor, "some"] | None) -> Float[Tensor, "rows some"]:
+    return rows if some is None else rows.index_select(1, some)

@@ -1,0 +1,238 @@
+"""The sweep: a layer's steps from the last one down, each with the factor that its gradient has in the final weights.
+
+Where a rule has a preconditioner P, that factor is a matrix for each step, far too much to keep. P follows from the
+gradients, that is from the slots, going *up*; the factors go *down*. So the sweep takes the steps in chunks, from the
+last chunk to the first: it goes up through a chunk from a checkpoint of the optimizer's state, keeping its P's, and
+then down. Where checkpoints lie so far apart that their P's would not fit, it goes up twice and makes its own in
+between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.dual_form import Adjoint, Factor, Side, act
+from spotlights.memory.reader import Block, MemoryReader, StepBlocks
+from spotlights.memory.selection import Everything, Selection
+from spotlights.optimizers import WEIGHTS, State, UpdateRule
+
+CHUNK_BYTES = 192 << 20
+"""How much of P is kept at a time. With checkpoints at their usual distance, one chunk reaches from one to the next."""
+
+
+@dataclass(frozen=True)
+class SweptStep:
+    """One step on the way down."""
+
+    block: Block
+    """The step's selected slots."""
+    place: slice
+    """Where they are among those of the chunk."""
+    weight: Factor
+    """The factor of the weight's gradient in the final weight; it acts on a gradient by `side`."""
+    bias: Factor
+    factor: float
+    """γ, which the factors do not hold."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some steps, to be gone through before the next chunk is asked for."""
+
+    block: Block
+    """All selected slots of these steps."""
+    steps: Iterator[SweptStep]
+
+
+class ParameterSweep:
+    """One parameter on its way up and down."""
+
+    def __init__(
+        self, reader: MemoryReader, rule: UpdateRule, layer: str, name: str, shape: tuple[int, ...], until: int
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.side: Side = rule.side(shape)
+        self._reader = reader
+        self._rule = rule
+        self._layer = layer
+        self._dtype = reader.layer(layer).storage.compute_dtype
+        self._log: list[Any] = []
+        """Empty where the optimizer did not hold the parameter, else one row for each step."""
+        if name in reader.manifest.layers[layer].trained:
+            self._log = rule.read(reader.log(layer).rule[name][:until])
+        self._linear = [rule.linear(step, shape) if step.active else None for step in self._log]
+        self._needs = set[str]().union(*(rule.needs(step) for step in self._log if step.active))
+        self._kept = reader.checkpoints(layer, name) if self._needs else {}
+        self._adjoint = Adjoint()
+
+    def can_start_at(self, step: int) -> bool:
+        """Whether a checkpoint before this step has all that P needs; recording itself begins with one."""
+        return step == 0 or self._needs <= self._kept.get(step, set())
+
+    @property
+    def bytes_of_p(self) -> int:
+        sides = {"entries": math.prod(self.shape), "left": self.shape[0] ** 2, "right": self.shape[-1] ** 2}
+        return sides[self.side] * self._dtype.itemsize
+
+    # -- up ----------------------------------------------------------------------------------
+
+    def state_at(self, step: int) -> State:
+        """What P needs to know, from a checkpoint; zeros where the optimizer had no state yet."""
+        state = {name: torch.zeros(self.shape, dtype=self._dtype) for name in self._needs}
+        for name in self._needs & self._kept.get(step, set()):
+            state[name].copy_(self._reader.state(self._layer, self.name, step, name).reshape(self.shape))
+        return state
+
+    def up(self, s: int, state: State, raw: Float[Tensor, "*shape"]) -> Tensor | None:
+        """P of one step; moves the state on."""
+        linear = self._linear[s] if self._linear else None
+        if linear is None:
+            return None
+        logged, rule = self._log[s], self._rule
+        if logged.fresh:
+            for name in set(rule.states) & set(state):
+                state[name].zero_()
+        g = linear.gradient(raw, state.get(WEIGHTS))
+        P = rule.precondition(logged, state, g)
+        moment = state.get(rule.moment) if rule.moment else None
+        if WEIGHTS in state:
+            state[WEIGHTS] = linear.next_weights(P, state[WEIGHTS], 0.0 if moment is None else moment, g)
+        if moment is not None and rule.moment is not None:
+            state[rule.moment] = linear.next_moment(P, moment, g)
+        return P
+
+    # -- down --------------------------------------------------------------------------------
+
+    def start_down(self) -> None:
+        self._adjoint = Adjoint()
+
+    def down(self, s: int, P: Tensor | None) -> Factor:
+        """The factor of the step's gradient in the final parameter."""
+        linear = self._linear[s] if self._linear else None
+        return 0.0 if linear is None or P is None else self._adjoint.back(linear, P)
+
+    def initial(self) -> Float[Tensor, "*shape"]:
+        """What is left of the parameter and the moment as recording began, once all the way down is gone."""
+        start = self._reader.initial.get(f"{self._layer}/{self.name}")
+        if start is None:
+            return torch.zeros(self.shape, dtype=torch.float64)
+        made = act(self.side, _double(self._adjoint.to_weights), start.double().reshape(self.shape))
+        held = self._first_moment()
+        if held is not None:
+            made = made + act(self.side, _double(self._adjoint.to_moment), held.double().reshape(self.shape))
+        return made
+
+    def initial_at_once(self) -> Float[Tensor, "*shape"] | None:
+        """The same without a sweep, where decay alone counts and that is a number."""
+        linear = [step for step in self._linear if step is not None]
+        if self._first_moment() is not None or any(step.decay != 0.0 for step in linear):
+            return None
+        self._adjoint.to_weights = math.prod((step.keep for step in linear), start=1.0)
+        return self.initial()
+
+    def _first_moment(self) -> Tensor | None:
+        return self._reader.initial.get(f"{self._layer}/{self.name}/{self._rule.moment}")
+
+
+class LayerSweep:
+    """One layer's weight and bias together."""
+
+    def __init__(self, reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> None:
+        entry = reader.manifest.layers[layer]
+        self._layer = reader.layer(layer)
+        self._until = until
+        self._segments = [segment.first_step for segment in reader.manifest.segments]
+        self._factor = reader.log(layer).factor[:until].tolist()
+        shapes = {"weight": (entry.out_features, entry.in_features), "bias": (entry.out_features,)}
+        self.weight, self.bias = (
+            ParameterSweep(reader, rule, layer, name, shape, until) for name, shape in shapes.items()
+        )
+        self._parameters = (self.weight, self.bias)
+
+    def chunks(self, selection: Selection) -> Iterator[Chunk]:
+        """All steps from the last one down, with the selected slots of each."""
+        chosen = StepBlocks(self._layer, selection)
+        for parameter in self._parameters:
+            parameter.start_down()
+        for first, end, P in self._ups():
+            block = chosen.block(first, end)
+            yield Chunk(block, self._down(chosen, first, P, len(block)))
+
+    def initial(self) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+        """What the initial weight and bias, and the optimizer's state at that time, still make up."""
+        known = self.weight.initial_at_once(), self.bias.initial_at_once()
+        if known[0] is not None and known[1] is not None:
+            return known[0], known[1]
+        for chunk in self.chunks(~Everything()):
+            for _ in chunk.steps:
+                pass
+        return self.initial_after_sweep()
+
+    def initial_after_sweep(self) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+        """The same, at the end of a sweep that was made anyway."""
+        return self.weight.initial(), self.bias.initial()
+
+    def _down(
+        self, chosen: StepBlocks, first: int, P: list[tuple[Tensor | None, ...]], rows: int
+    ) -> Iterator[SweptStep]:
+        for s in range(first + len(P) - 1, first - 1, -1):
+            weight, bias = (p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True))
+            block = chosen.block(s, s + 1)
+            yield SweptStep(block, slice(rows - len(block), rows), weight, bias, self._factor[s])
+            rows -= len(block)
+
+    def _ups(self) -> Iterator[tuple[int, int, list[tuple[Tensor | None, ...]]]]:
+        """Every chunk's P's, the last chunk first."""
+        starts = [s for s in self._segments if s < self._until and all(p.can_start_at(s) for p in self._parameters)]
+        for first, end in reversed(list(itertools.pairwise([*starts, self._until]))):
+            length = max(1, CHUNK_BYTES // self.weight.bytes_of_p)
+            if end - first > length:
+                length = max(length, math.isqrt(end - first - 1) + 1)
+            states = [p.state_at(first) for p in self._parameters]
+            kept = [states]
+            for start in range(first, end - length, length):
+                states = [{name: held.clone() for name, held in state.items()} for state in states]
+                self._up(start, start + length, states)
+                kept.append(states)
+            for start in reversed(range(first, end, length)):
+                stop = min(start + length, end)
+                yield start, stop, self._up(start, stop, kept.pop(), keep=True)
+
+    def _up(self, first: int, end: int, states: list[State], *, keep: bool = False) -> list[tuple[Tensor | None, ...]]:
+        every = StepBlocks(self._layer, Everything())
+        found = []
+        for s in range(first, end):
+            raw = block_gradients(every.block(s, s + 1), self._factor[s])
+            P = tuple(p.up(s, state, g) for p, state, g in zip(self._parameters, states, raw, strict=True))
+            if keep:
+                found.append(P)
+        return found
+
+
+def block_gradients(
+    block: Block, factor: float
+) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+    """What some slots add to the gradients of weight and bias: `γ Σ δ⊗k` and `γ Σ δ`."""
+    entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
+    weight, bias = None, torch.zeros(entry.out_features, dtype=dtype)
+    for keys, errors in zip(block.keys(), block.errors(), strict=True):
+        rows = errors.rows * factor if errors.scale is None else errors.rows * (errors.scale * factor)[:, None]
+        bias += rows.sum(dim=0)
+        if keys.scale is not None:
+            rows *= keys.scale[:, None]
+        product = rows.T @ keys.rows
+        weight = product if weight is None else weight.add_(product)
+    return torch.zeros(entry.out_features, entry.in_features, dtype=dtype) if weight is None else weight, bias
+
+
+def _double(factor: Factor) -> Factor:
+    return factor.double() if isinstance(factor, Tensor) else factor
