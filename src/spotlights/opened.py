@@ -288,16 +288,39 @@ class Memory:
         """The weight matrix that the slots of this view, with the initial part, make up; in float64."""
         return self.parameters(layer)["weight"]
 
+    def final_parameters(self) -> dict[str, dict[str, Tensor]] | None:
+        """The weights that the closed recording left, by layer; None while it is still open."""
+        reader = self._view.reader
+        if reader.final is None or self._view.until != reader.manifest.steps:
+            return None
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, value in reader.final.items():
+            layer, parameter = name.rsplit("/", 1)
+            found.setdefault(layer, {})[parameter] = value
+        return found
+
     def dual(self, model: nn.Module) -> nn.Module:
         """A copy of the model that computes in dual form from the slots of this view: it attends."""
         return dual_model(self._view, model)
 
-    def primal(self, model: nn.Module) -> nn.Module:
-        """A copy of the model with the weights of this view: the same answers as `dual`, for many inputs."""
-        parameters = {name: self.parameters(name) for name in self._view.reader.layers}
+    def primal(self, model: nn.Module, *, layers: Sequence[str] | None = None) -> nn.Module:
+        """A copy of the model with the weights of this view: the same answers as `dual`, for many inputs.
+
+        Args:
+            model: the trained network.
+            layers: only in these layers; the others keep the model's weights.
+        """
+        chosen = list(self._view.reader.layers) if layers is None else layers
+        parameters = {name: self.parameters(name) for name in chosen}
         return primal_model(self._view, model, parameters)
 
-    def verify(self, model: nn.Module | None = None, *, files: bool = True) -> Verification:
+    def verify(
+        self,
+        model: nn.Module | None = None,
+        *,
+        files: bool = True,
+        parameters: Mapping[str, dict[str, Tensor]] | None = None,
+    ) -> Verification:
         """Compares `a·W_0 + Σ v⊗k` with the trained weights, layer by layer.
 
         Without a model: with the weights that the closed recording left; for a run that was killed, or as of
@@ -306,19 +329,22 @@ class Memory:
         Args:
             model: the trained network.
             files: also read every file and compare it with its checksum.
+            parameters: what `parameters(layer)` gave for each layer, if it has been added up already.
         """
         reader = self._view.reader
         with _damage_named(reader):
             for layer in reader.layers:
                 self._view.unrolled(layer)  # refuses before the long part, if it must
             damaged = reader.damaged() if files else []
-            checks = {name: self._check(name, entry, model) for name, entry in reader.manifest.layers.items()}
+            checks = {}
+            for name, entry in reader.manifest.layers.items():
+                found = self.parameters(name) if parameters is None else dict(parameters[name])
+                checks[name] = self._check(name, entry, model, found)
         return Verification(checks, damaged)
 
-    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None) -> Check:
+    def _check(self, name: str, entry: LayerEntry, model: nn.Module | None, found: dict[str, Tensor]) -> Check:
         reader = self._view.reader
         log, until = reader.log(name), self._view.until
-        found = self.parameters(name)
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
         if model is not None:
             module = find_module(model, entry.modules[0], entry)
