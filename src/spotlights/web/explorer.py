@@ -24,7 +24,7 @@ from spotlights.errors import SpotlightsError, UnknownNameError
 from spotlights.opened import Verification
 from spotlights.web.masks import Mask, Masks
 from spotlights.web.measures import Kept
-from spotlights.figures.palette import colours
+from spotlights.figures import palette
 from spotlights.web.queries import Query, described, outputs_of, read_query
 from spotlights.web.subject import Subject
 from spotlights.web.views import as_json, pixels, png
@@ -110,7 +110,7 @@ class Explorer:
                 names = [classes[v] if isinstance(v, int) and 0 <= v < len(classes) else str(v) for v in values]
             groups[column] = [
                 {"value": value, "name": name, "colour": colour}
-                for value, name, colour in zip(values, names, colours(column, values), strict=True)
+                for value, name, colour in zip(values, names, palette.colours(column, values), strict=True)
             ]
         drawing = subject.drawing
         return {
@@ -137,6 +137,16 @@ class Explorer:
             "prompt": subject.tokenizer is not None,
             "edges": [] if opened.masks is None or opened.masks.groups is None else opened.masks.groups.edges,
             "no_masks": opened.no_masks,
+            "ink": drawing is not None,
+            "colours": {
+                "for": palette.FOR,
+                "against": palette.AGAINST,
+                "ink": palette.INK,
+                "quiet": palette.QUIET,
+                "faint": palette.FAINT,
+                "caution": palette.CAUTION,
+                "classes": palette.CLASSES,
+            },
             "version": sl.__version__,
         }
 
