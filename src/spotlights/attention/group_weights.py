@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from spotlights.attention.measure import View
 from spotlights.attention.reducers import Reducer
 from spotlights.attention.results import Label
 from spotlights.attention.scan import MAX_ROWS, Job, scan
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.reader import ROWS, Block, LayerReader
 from spotlights.memory.selection import Between, Everything
 
 _NO_VALUES = torch.empty(0, 0)
@@ -65,7 +65,7 @@ class Cells:
 
 
 class CellPartsReducer(Reducer):
-    """`Σ c δ⊗k` and, in a last column, `Σ c δ`, for each cell."""
+    """`Σ c δ⊗k` and `Σ c δ` for each cell, in float64: cells are large, and cancel each other."""
 
     def __init__(
         self,
@@ -75,10 +75,13 @@ class CellPartsReducer(Reducer):
         bias: Float[Tensor, "steps"],
     ) -> None:
         self._made_of = layer, cells, weight, bias
-        entry = layer.entry
-        self.parts = torch.zeros(
-            len(cells), entry.out_features, entry.in_features + 1, dtype=layer.storage.compute_dtype
-        )
+        shape = layer.entry.out_features, layer.entry.in_features
+        self.weights = torch.zeros(len(cells), *shape, dtype=torch.float64)
+        self.biases = torch.zeros(len(cells), shape[0], dtype=torch.float64)
+        self.counts = torch.zeros(len(cells), dtype=torch.int64)
+        dtype = layer.storage.compute_dtype
+        self._keys, self._errors = (torch.empty(ROWS, features, dtype=dtype) for features in reversed(shape))
+        self._product = torch.empty(shape, dtype=dtype)
 
     def fresh(self) -> CellPartsReducer:
         return type(self)(*self._made_of)
@@ -87,23 +90,33 @@ class CellPartsReducer(Reducer):
         _, cells, weight, bias = self._made_of
         codes, steps = cells.codes(block), block.column("step")
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            place, dtype = errors.place, errors.rows.dtype
-            of_weight, of_bias = weight[steps[place]], bias[steps[place]]
+            of_weight, of_bias = weight[steps[errors.place]], bias[steps[errors.place]]
             if errors.scale is not None:
                 of_weight, of_bias = of_weight * errors.scale, of_bias * errors.scale
             if keys.scale is not None:
                 of_weight = of_weight * keys.scale
-            of_weight, of_bias = of_weight.to(dtype), of_bias.to(dtype)
-            order = codes[place].argsort(stable=True)
-            counts = torch.bincount(codes[place], minlength=len(self.parts)).tolist()
-            for part, rows in zip(self.parts, order.split(counts), strict=True):
-                if len(rows):
-                    of_cell = errors.rows[rows]
-                    part[:, :-1].addmm_((of_cell * of_weight[rows, None]).T, keys.rows[rows])
-                    part[:, -1] += of_bias[rows] @ of_cell
+            here = codes[errors.place]
+            order = here.argsort(stable=True)
+            counts = torch.bincount(here, minlength=len(self.counts))
+            self.counts += counts
+            sorted_keys, sorted_errors = self._keys[: len(order)], self._errors[: len(order)]
+            torch.index_select(keys.rows, 0, order, out=sorted_keys)
+            torch.index_select(errors.rows, 0, order, out=sorted_errors)
+            of_bias = of_bias[order].to(sorted_errors.dtype)
+            ends = counts.cumsum(0).tolist()
+            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                if end > first:
+                    self.biases[cell] += of_bias[first:end] @ sorted_errors[first:end]
+            sorted_errors *= of_weight[order].to(sorted_errors.dtype)[:, None]
+            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                if end > first:
+                    torch.mm(sorted_errors[first:end].T, sorted_keys[first:end], out=self._product)
+                    self.weights[cell] += self._product
 
     def merge(self, other: CellPartsReducer) -> None:
-        self.parts += other.parts
+        self.weights += other.weights
+        self.biases += other.biases
+        self.counts += other.counts
 
 
 class GroupWeights:
@@ -135,22 +148,25 @@ class GroupWeights:
             layer, unrolled = self._view.reader.layer(name), self._view.unrolled(name)
             sums = CellPartsReducer(layer, cells, unrolled.weight, unrolled.bias)
             for edge, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False), start=1):
-                with turn():
-                    found = sums.fresh()
-                    scan([Job(layer, Between("step", range(start, stop)), 1, lambda block: _NO_VALUES, [found])])
-                    sums.merge(found)
-                    self._keep(name, edge, sums.parts, found.parts)
+                with turn(), _one_thread():
+                    before = sums.counts.clone()
+                    stretch = Between("step", range(start, stop))
+                    scan([Job(layer, stretch, 1, lambda block: _NO_VALUES, [sums])], threads=1)
+                    self._keep(layer, edge, sums, (sums.counts > before).tolist())
                 done += 1
                 progress(done / stretches)
 
-    def _keep(self, layer: str, edge: int, sums: Tensor, new: Tensor) -> None:
-        for cell, part in [*enumerate(sums), (_ALL, sums.sum(dim=0))]:
-            grown = bool(new.any()) if cell == _ALL else bool(new[cell].any())
-            if grown:
-                self._at[layer, cell, edge] = self._file.seek(0, os.SEEK_END)
-                self._file.write(part.numpy().data)
-            elif (layer, cell, edge - 1) in self._at:
-                self._at[layer, cell, edge] = self._at[layer, cell, edge - 1]
+    def _keep(self, layer: LayerReader, edge: int, sums: CellPartsReducer, grown: list[bool]) -> None:
+        parts = [(cell, sums.weights[cell], sums.biases[cell]) for cell in range(len(grown)) if grown[cell]]
+        if parts:
+            parts.append((_ALL, sums.weights.sum(dim=0), sums.biases.sum(dim=0)))
+        for cell in {_ALL, *range(len(grown))}:
+            if (layer.name, cell, edge - 1) in self._at:
+                self._at[layer.name, cell, edge] = self._at[layer.name, cell, edge - 1]
+        for cell, weight, bias in parts:
+            joined = torch.cat([weight, bias[:, None]], dim=1).to(layer.storage.compute_dtype)
+            self._at[layer.name, cell, edge] = self._file.seek(0, os.SEEK_END)
+            self._file.write(joined.numpy().data)
         self._file.flush()
 
     def removed(
@@ -200,6 +216,17 @@ def group_weight_bytes(view: View, cells: int) -> int:
         for layer in layers
     )
     return per_cell * (cells + 1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """This is work for the background: it leaves the other cores alone, and never waits for them."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)
 
 
 def _add_stretches(

@@ -40,10 +40,10 @@ function testWay() {
   queueMicrotask(list);
   return [
     h("div", { class: "filters" },
-      run.labelled ? select("only", "Right or wrong", [["all", "right and wrong"], ["wrong", "wrong answers"], ["right", "right answers"]]) : null,
+      run.labelled ? select("only", "Right or wrong", [["all", "all answers"], ["wrong", "wrong ones"], ["right", "right ones"]]) : null,
       run.labelled && run.classes.length ? select("label", "Class", classes) : null,
       run.sources.length > 1 ? select("source", "Source", [["", "every source"], ...run.sources.map((name) => [name, name])]) : null,
-      select("order", "Order", [["given", "in order"], ["unsure", "least sure first"], ["random", "shuffled"]]),
+      select("order", "Order", [["given", "in order"], ["unsure", "least sure"], ["random", "shuffled"]]),
       search),
     h("div", { id: "inputs", class: "grid" }),
     h("div", { class: "pager" },

@@ -10,6 +10,7 @@ let run;
 let answer = null;
 let found = null;
 let times = [];
+let more = false;
 const examples = new Map();
 
 export function setUpLooking(about) {
@@ -23,7 +24,7 @@ const column = () => (state.per in run.groups ? state.per : Object.keys(run.grou
 
 /** What the server is asked: the same words as in the address. */
 export const asked = () => ({ q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "",
-  by: state.by || "example", per: column(), steps: state.steps });
+  by: state.by || "example", per: column(), steps: state.steps, top: (measure().signed ? 10 : 20) * (more ? 5 : 1) });
 
 const look = (group, number) => {
   const known = (run.groups[column()] ?? []).find(({ value }) => value === group);
@@ -135,11 +136,12 @@ function cards() {
     : h("p", { class: "empty" }, "Nothing here."));
   const target = found.signed && (answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
   const csv = h("a", { class: "quiet", href: `api/table.csv?${new URLSearchParams(Object.entries(asked()).filter(([, value]) => value))}`, download: "spotlights.csv" }, "CSV");
+  const fewer = h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
   const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;
   const bottom = found.signed && found.bottom.filter(({ value }) => value < 0);
   fill($("examples"), found.signed
-    ? h("div", { class: "sides" }, side(`Speak for “${target}”`, top, "for"), side(["Speak against it ", csv], bottom, "against"))
-    : h("div", { class: "sides one" }, side([`Training ${found.by === "slot" ? "slots" : "examples"} with the largest ${measure().title} `, csv], top, "")));
+    ? h("div", { class: "sides" }, side(`Speak for “${target}”`, top, "for"), side(["Speak against it ", h("span", { class: "links" }, csv, fewer)], bottom, "against"))
+    : h("div", { class: "sides one" }, side([`Training ${found.by === "slot" ? "slots" : "examples"} with the largest ${measure().title} `, h("span", { class: "links" }, csv, fewer)], top, "")));
 }
 
 function card(row, tone) {

@@ -16,11 +16,13 @@ function layout(more) {
   return {
     margin: { l: 46, r: 6, t: 6, b: 28 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, hovermode: "closest", dragmode: false,
     font: { family: "system-ui, sans-serif", size: 11, color: colours.ink }, hoverlabel: { bgcolor: "#fff", bordercolor: colours.quiet },
-    xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, tickformat: "~s", ...yaxis }, ...rest,
+    xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, nticks: 6, ...yaxis }, ...rest,
   };
 }
 
 const faded = (colour) => `${colour}55`;
+
+const large = (values) => (values.some((value) => Math.abs(value) >= 1000) ? "~s" : "~g");
 
 /** The largest values of each group in descending order, side by side: the paper's figures 4 and 6. */
 export function drawSorted(place, found, names) {
@@ -41,6 +43,7 @@ export function drawSorted(place, found, names) {
   const tilted = texts.some((text) => text.length > 3) && texts.length > 4;
   return Plotly.react(place, traces, layout({
     xaxis: { tickvals: ticks, ticktext: texts, tickangle: tilted ? -35 : 0, range: [-gap, groups.length * (widest + gap)] },
+    yaxis: { tickformat: large(values.flat()) },
     margin: { l: 46, r: 6, t: 6, b: tilted ? 62 : 28 },
   }), CONFIG);
 }
@@ -69,6 +72,7 @@ export function drawTotals(place, found, column, names, masked) {
     hoverinfo: "text",
   }], layout({
     xaxis: { tickvals: rows.map((_, number) => number), ticktext: looks.map(({ name }) => name), tickangle: tilted ? -35 : 0, range: [-0.6, rows.length - 0.4] },
+    yaxis: { tickformat: large(rows.map((row) => row.total)) },
     margin: { l: 46, r: 6, t: 6, b: tilted ? 62 : 28 }, bargap: 0.25,
   }), CONFIG);
 }
