@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
 from spotlights.memory.slots import sample_slice
 from spotlights.memory.storage import storage_named
+
+if TYPE_CHECKING:
+    from spotlights.web import Served
 
 UNEXPLAINED = 1e-3
 """A step whose gradient differs by more than this share from its slots is reported."""
@@ -270,6 +273,12 @@ class Memory:
             if forward.calls[name].queries
         }
         return Spotlights(attentions, forward.output)
+
+    def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:
+        """Opens the web explorer on this memory; in a notebook, inline. Arguments as for `sl.explore`."""
+        from spotlights.web import explore
+
+        return explore(self, model, inputs, **options)
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""

@@ -133,7 +133,7 @@ class GroupWeights:
         self.edges = tuple(edges)
         self._view = view
         self._cells = {name: Cells(view, layer, columns) for name, layer in view.reader.layers.items()}
-        self._file = tempfile.TemporaryFile(prefix="spotlights-")
+        self._file = tempfile.TemporaryFile(prefix="spotlights-")  # noqa: SIM115 (kept open as long as this lives)
         self._at: dict[tuple[str, int, int], int] = {}
 
     def build(

@@ -3,7 +3,7 @@
 A folder such as `runs/mnist-single-paper-0/` holds
 
 - `run.json`: settings, seed, versions, accuracies, exactness; `spotlights run --from run.json` repeats it
-- `started.json`: experiment, settings and seed, from the first moment on, so that a run can be looked at while it trains
+- `started.json`: experiment, settings and seed from the first moment on: a run can be looked at while it trains
 - `results.json`: every analysis
 - `model.safetensors`: the trained network
 - `run.memory/`: the memory, unless it was asked to be thrown away

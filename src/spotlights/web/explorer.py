@@ -21,10 +21,10 @@ from spotlights.attention import Spotlights
 from spotlights.attention.grouping import column_values
 from spotlights.attention.results import Label
 from spotlights.errors import SpotlightsError, UnknownNameError
+from spotlights.figures import palette
 from spotlights.opened import Verification
 from spotlights.web.masks import Mask, Masks
 from spotlights.web.measures import Kept
-from spotlights.figures import palette
 from spotlights.web.queries import Query, described, outputs_of, read_query
 from spotlights.web.subject import Subject
 from spotlights.web.views import as_json, pixels, png
@@ -67,7 +67,7 @@ class Explorer:
         memory = self.subject.reopen()
         model = self.subject.network(memory).eval()
         self._count += 1
-        opened = Opened(memory, model, _groups(memory), self._count)
+        opened = Opened(memory, model, groups_of(memory), self._count)
         try:
             cells = _cells(memory, list(opened.groups))
             opened.masks = Masks(memory, model, list(opened.groups), cells)
@@ -353,7 +353,7 @@ def _is_recording(memory: sl.Memory) -> bool:
     return memory._view.reader.manifest.status == "recording"
 
 
-def _groups(memory: sl.Memory) -> dict[str, list[Label]]:
+def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
     """Columns of few values, the labels first."""
     layers = list(memory._view.reader.layers.values())
     if not layers or not layers[-1].slots:
@@ -361,7 +361,7 @@ def _groups(memory: sl.Memory) -> dict[str, list[Label]]:
     layer, entries = layers[-1], memory._view.reader.manifest.columns
     names = [name for name in entries if name not in ("step", "example", "position") and entries[name].kind != "float"]
     found = {}
-    for name in sorted(names, key=lambda name: ("label", "source", name).index(name)):
+    for name in sorted(names, key=("label", "source").__contains__, reverse=True):
         values = layer.distinct(name)
         if 0 < len(values) <= MAX_GROUPS:
             found[name] = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)

@@ -25,7 +25,6 @@ from spotlights.attention.group_weights import GroupWeights, group_weight_bytes
 from spotlights.attention.reducers import PartsReducer
 from spotlights.attention.results import Label
 from spotlights.attention.scan import Job, scan
-from spotlights.errors import SettingError
 from spotlights.memory.selection import Both, Complement
 from spotlights.web.measures import Kept
 
@@ -102,10 +101,6 @@ class Masks:
 
     def network(self, mask: Mask) -> Callable[[Tensor], Any]:
         """The network without what the mask leaves out."""
-        known = self._memory.layers
-        for name in mask.layers or ():
-            if name not in known:
-                raise SettingError(f'No layer "{name}" in this memory. It has: {", ".join(known)}.')
         with self._lock:
             parameters = self._kept.get(mask)
             if parameters is None:

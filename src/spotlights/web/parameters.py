@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import spotlights as sl
 from spotlights.attention.results import Label
@@ -83,37 +83,49 @@ def read_wanted(parameters: Parameters, explorer: Explorer) -> Wanted:
 
 
 def read_mask(parameters: Parameters, explorer: Explorer) -> Mask:
-    """`mask=label:3,5;source:mnist;steps:0-300;example:12,13` and `in=layers.1,layers.2`."""
     opened = explorer.opened
+    return parse_mask(parameters.text("mask", ""), parameters.optional("in"), opened.memory, opened.groups)
+
+
+def parse_mask(left_out: str, layers: str | None, memory: sl.Memory, groups: Mapping[str, Sequence[Label]]) -> Mask:
+    """Reads `label:3,5;source:mnist;steps:0-300;example:12,13` and, as layers, `layers.1,layers.2`."""
     values: dict[str, tuple[Label, ...]] = {}
     stretches: list[tuple[int, int]] = []
     examples: tuple[int, ...] = ()
-    for part in filter(None, parameters.text("mask", "").split(";")):
+    for part in filter(None, left_out.split(";")):
         column, colon, listed = part.partition(":")
         if not colon or not listed:
             raise SettingError(f"mask={part[:40]!r}: write column:value,value; for example label:3,5;steps:0-300.")
         if column == "steps":
-            stretches += [_stretch(each, opened.memory.steps) for each in listed.split(",")]
+            stretches += [_stretch(each, memory.steps) for each in listed.split(",")]
         elif column == "example":
-            items = listed.split(",")
-            if len(items) > MAX_MASKED or "example" not in opened.memory.columns:
-                raise SettingError(f"A mask names at most {MAX_MASKED:,} single examples, of a memory that knows them.")
-            examples = tuple(sorted({whole_number(each, "an example's id") for each in items}))
-        elif column in opened.groups:
-            known = {str(value): value for value in opened.groups[column]}
-            missing = [each for each in listed.split(",") if each not in known]
-            if missing:
-                raise sl.UnknownNameError(f"No slot has {column}={missing[0][:40]!r}. It has: {', '.join(known)}.")
-            values[column] = tuple(known[each] for each in known if each in listed.split(","))
+            examples = _examples(listed.split(","), memory)
+        elif column in groups:
+            values[column] = _values(column, listed.split(","), groups[column])
         else:
-            raise SettingError(
-                f"mask={column[:40]!r}: leave out {', '.join(opened.groups) or 'no groups here'}, steps or example."
-            )
-    layers = parameters.optional("in")
+            known = ", ".join(groups) or "no groups here"
+            raise SettingError(f"mask={column[:40]!r}: leave out {known}, steps or example.")
     chosen = None if layers is None else tuple(layers.split(","))
-    if chosen is not None and set(chosen) >= set(opened.memory.layers):
+    for name in chosen or ():
+        if name not in memory.layers:
+            raise sl.UnknownNameError(f'No layer "{name[:80]}" in this memory. It has: {", ".join(memory.layers)}.')
+    if chosen is not None and set(chosen) >= set(memory.layers):
         chosen = None
     return Mask(tuple(sorted(values.items())), _merged(stretches), examples, chosen)
+
+
+def _examples(listed: Sequence[str], memory: sl.Memory) -> tuple[int, ...]:
+    if len(listed) > MAX_MASKED or "example" not in memory.columns:
+        raise SettingError(f"A mask names at most {MAX_MASKED:,} single examples, of a memory that knows them.")
+    return tuple(sorted({whole_number(each, "an example's id") for each in listed}))
+
+
+def _values(column: str, listed: Sequence[str], group: Sequence[Label]) -> tuple[Label, ...]:
+    known = {str(value): value for value in group}
+    for each in listed:
+        if each not in known:
+            raise sl.UnknownNameError(f"No slot has {column}={each[:40]!r}. It has: {', '.join(known)}.")
+    return tuple(value for name, value in known.items() if name in listed)
 
 
 def _stretch(text: str, steps: int) -> tuple[int, int]:

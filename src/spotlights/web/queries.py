@@ -1,9 +1,9 @@
 """Queries: what is asked about, as it stands in an address, and what the network answers.
 
-    test:123            the test input with the id 123
-    train:456           the training example 456
-    pixels:eJzt…        a drawn or uploaded image: its bytes, row by row, deflated, in base64url
-    text:once upon      a prompt; `at` is the position of the token to ask about
+test:123            the test input with the id 123
+train:456           the training example 456
+pixels:eJzt…        a drawn or uploaded image: its bytes, row by row, deflated, in base64url
+text:once upon      a prompt; `at` is the position of the token to ask about
 """
 
 from __future__ import annotations
@@ -234,5 +234,3 @@ def described(subject: Subject, query: Query, logits: Float[Tensor, "outputs"], 
         ],
         "layers": list(spot),
     }
-
-

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from numpy import ndarray
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 import spotlights as sl
 from spotlights.errors import MemoryFormatError, SettingError
 from spotlights.experiments import demo, running
 from spotlights.experiments.images import Prepared, prepare
-from spotlights.experiments.network import mlp
 from spotlights.experiments.registry import EXPERIMENTS
+from spotlights.experiments.training import recorded_network
 from spotlights.web.subject import Drawing, Inputs, Subject
 
 
@@ -50,7 +50,7 @@ def _of_demo(folder: Path) -> Subject:
     return Subject(
         title=f"{folder.name}: a network for {dataset.name}",
         reopen=lambda: sl.open(folder / demo.MEMORY),
-        network=_network,
+        network=recorded_network,
         inputs=Inputs(
             images.test,
             lambda position: test.images[position],
@@ -86,7 +86,7 @@ def _of_experiment(folder: Path) -> Subject:
     return Subject(
         title=f"{folder.name}: a network for {' and '.join(sources)}",
         reopen=lambda: sl.open(folder / running.MEMORY),
-        network=_network,
+        network=recorded_network,
         inputs=Inputs(
             torch.cat([test.inputs for test in tests]),
             lambda position: pixels[position],
@@ -131,17 +131,3 @@ class _Examples:
     def input(self, example: int) -> Tensor:
         images, place = self._find(example)
         return images.inputs[place]
-
-
-def _network(memory: sl.Memory) -> nn.Module:
-    """The network that a memory of these experiments is: as it was when the recording closed, or as of now."""
-    layers = list(memory.layers.values())
-    model = mlp([layers[0].in_features] + [layer.out_features for layer in layers])
-    final = memory.final_parameters()
-    if final is None:
-        return memory.primal(model)
-    with torch.no_grad():
-        for layer, parameters in final.items():
-            for name, value in parameters.items():
-                model.get_submodule(layer).get_parameter(name).copy_(value)
-    return model.eval()

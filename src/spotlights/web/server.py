@@ -306,4 +306,3 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
         middleware=[Middleware(Guard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]
         exception_handlers={HTTPException: _http_error, Exception: _unexpected},
     )
-

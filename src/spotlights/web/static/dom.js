@@ -17,7 +17,7 @@ export function h(tag, properties = {}, ...children) {
 }
 
 export function fill(place, ...children) {
-  place.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined));
+  place.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
 /** A number as one reads it: 12,345 · 3.21 · 0.0042 · 1.2 M. */

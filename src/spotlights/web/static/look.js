@@ -120,7 +120,7 @@ function controls() {
     h("select", { id: "target", onchange: (event) => change({ target: event.target.value }) },
       answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, name))));
   const caution = found && (found.note || !found.exact) && h("span", { class: "caution", title: found.exact ? found.note : "A hidden layer's contribution is first order: what the example adds to the layer's output, times how the answer changes with it." }, found.exact ? "approximate" : "first order");
-  const columns = Object.keys(run.groups);
+  const columns = Object.keys(run.groups).filter((name) => run.groups[name].length > 1);
   const steps = state.steps && h("button", { class: "chip", id: "steps-chip", title: "Look at all steps again", onclick: () => change({ steps: "" }) }, `only steps ${state.steps.replace("-", "–")} ✕`);
   fill($("controls"),
     pick("layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), "layer"),
@@ -161,7 +161,7 @@ function card(row, tone) {
 async function figures() {
   const what = found.signed ? "contribution" : measure().title;
   const of = found.by === "slot" ? "slots" : "examples";
-  fill($("sorted-title"), `The largest ${what}s, by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
+  fill($("sorted-title"), `Largest ${what}s by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
   fill($("totals-title"), `Total by ${column() ?? ""}`, takeAway($("totals"), "spotlights-totals"));
   await drawSorted($("sorted"), found, look);
   await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));

@@ -62,9 +62,9 @@ async function follow_recording() {
 
 function badges({ masks, verified }) {
   if (verified) {
-    fill($("badges"), Object.entries(verified).map(([name, check]) => h("span", { class: `badge ${check.ok ? "yes" : "no"}`, tabindex: "0",
+    fill($("badges"), h("span", { class: "quiet" }, "memory = network"), Object.entries(verified).map(([name, check]) => h("span", { class: `badge ${check.ok ? "yes" : "no"}`, tabindex: "0",
       title: `${name}: the recorded training adds up to the trained weights, except for a relative difference of ${check.relative_error.toExponential(1)} (compared with ${check.compared_with}; up to ${check.tolerance.toExponential(0)} is rounding).` },
-      `${check.ok ? "✓" : "✗"} ${name} ${check.ok ? "verified" : `off by ${check.relative_error.toExponential(1)}`}`)));
+      `${check.ok ? "✓" : "✗"} ${name}${check.ok ? "" : ` off by ${check.relative_error.toExponential(1)}`}`)));
   } else if (masks !== null) {
     fill($("badges"), h("span", { class: "badge wait", title: "Adding up every slot, to compare it with the network" }, `verifying … ${Math.round(100 * masks)} %`));
   } else {

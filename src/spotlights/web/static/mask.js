@@ -97,9 +97,12 @@ function compare({ with: before, without: after }) {
   let rows = before.outputs.map((output) => ({ ...output, now: known.get(output.number)?.logit ?? null })).filter(({ now }) => now !== null);
   const moved = [...rows].sort((a, b) => Math.abs(b.now - b.logit) - Math.abs(a.now - a.logit));
   if (rows.length > MOST) rows = moved.slice(0, MOST);
-  const values = rows.flatMap(({ logit, now }) => [logit, now, 0]);
+  // A mask can take away far more than the answer is: then lengths are compressed, so that both stay visible.
+  const far = Math.max(...rows.map(({ now }) => Math.abs(now))) > 5 * Math.max(...rows.map(({ logit }) => Math.abs(logit)));
+  const scaled = far ? Math.asinh : (value) => value;
+  const values = rows.flatMap(({ logit, now }) => [scaled(logit), scaled(now), 0]);
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const place = (value) => (100 * (value - low)) / (high - low || 1);
+  const place = (value) => (100 * (scaled(value) - low)) / (high - low || 1);
   const bar = (value, kind) => h("span", { class: kind, style: { left: `${Math.min(place(value), place(0))}%`, width: `${Math.max(0.6, Math.abs(place(value) - place(0)))}%` } });
   const most = state.mask && moved[0];
   fill($("compare"),
@@ -108,7 +111,7 @@ function compare({ with: before, without: after }) {
       h("span", { "aria-hidden": "true" }, "→"),
       h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, after.said_name), h("span", { class: "quiet number" }, share(after)))),
     most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Click a class above, move the slider, or the ✕ on a training example."),
-    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without")),
+    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "lengths on a log scale") : null),
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
       h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, name),
       h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),

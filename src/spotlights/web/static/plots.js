@@ -16,7 +16,7 @@ function layout(more) {
   return {
     margin: { l: 46, r: 6, t: 6, b: 28 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", showlegend: false, hovermode: "closest", dragmode: false,
     font: { family: "system-ui, sans-serif", size: 11, color: colours.ink }, hoverlabel: { bgcolor: "#fff", bordercolor: colours.quiet },
-    xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, nticks: 6, ...yaxis }, ...rest,
+    xaxis: { ...axis, showgrid: false, zeroline: false, ...xaxis }, yaxis: { ...axis, nticks: 6, ...yaxis }, ...rest,
   };
 }
 
