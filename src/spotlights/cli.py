@@ -258,6 +258,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="The folder of the runs and of the report.")] = Path("runs/reproduction"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the memories of seed 0 (23 GB).")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run all of the paper's image experiments over several seeds, and write one report about them.
 
@@ -269,7 +270,7 @@ def reproduce(
 
         folders = run_plan(seeds=seeds, out=out, keep=keep, quick=quick)
         page = write_report(folders, out / "report")
-    typer.echo(page)
+    _print_json({"page": str(page)}) if as_json else typer.echo(page)
 
 
 # -- talking ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -133,7 +134,8 @@ class GroupWeights:
         self.edges = tuple(edges)
         self._view = view
         self._cells = {name: Cells(view, layer, columns) for name, layer in view.reader.layers.items()}
-        self._file = tempfile.TemporaryFile(prefix="spotlights-")  # noqa: SIM115 (kept open as long as this lives)
+        self._file = tempfile.TemporaryFile(prefix="spotlights-")  # noqa: SIM115 (open as long as this lives)
+        weakref.finalize(self, self._file.close)
         self._at: dict[tuple[str, int, int], int] = {}
 
     def build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import UInt8
@@ -16,6 +16,7 @@ from spotlights.errors import SettingError
 from spotlights.web.views import View
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """From text to the numbers that the model takes, and back."""
 
