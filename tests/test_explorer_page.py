@@ -118,7 +118,8 @@ def test_the_answer_follows_the_slider(browser, of_digits: Served):
 
 def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
     example = digits().subject.inputs.ids[3]
-    state = f"#q=test%3A{example}&layer=layers.1&measure=contribution&target=2&by=slot&steps=0-20&mask=label%3A1%2C4&in=layers.2"
+    state = f"#q=test%3A{example}&layer=layers.1&measure=contribution&target=2&by=slot"
+    state += "&steps=0-20&mask=label%3A1%2C4&in=layers.2"
     pages = []
     for _ in range(2):
         with opened(browser, of_digits, state) as page:
