@@ -328,7 +328,27 @@ WORDS = st.one_of(
     ),
 )
 NAMES = st.sampled_from(
-    "q at layer measure target by per steps top sorted mask in only label first count seed order x".split()
+    [
+        "q",
+        "at",
+        "layer",
+        "measure",
+        "target",
+        "by",
+        "per",
+        "steps",
+        "top",
+        "sorted",
+        "mask",
+        "in",
+        "only",
+        "label",
+        "first",
+        "count",
+        "seed",
+        "order",
+        "x",
+    ]
 )
 
 
