@@ -6,6 +6,7 @@ totals, a stretch of training) goes through the library's own reducers, without 
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -90,25 +91,29 @@ class Absolute(Measure):
 
 
 class Kept:
-    """What was computed lately, up to some size; the longest unused goes first."""
+    """What was computed lately, up to some size; the longest unused goes first. Any thread may ask."""
 
     def __init__(self, limit: int = KEPT_BYTES) -> None:
         self._limit = limit
         self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Any:
-        if key not in self._held:
-            return None
-        self._held.move_to_end(key)
-        return self._held[key][0]
+        with self._lock:
+            if key not in self._held:
+                return None
+            self._held.move_to_end(key)
+            return self._held[key][0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        self._held[key] = value, size
-        self._bytes += size
-        while self._bytes > self._limit and len(self._held) > 1:
-            _, (_, dropped) = self._held.popitem(last=False)
-            self._bytes -= dropped
+        with self._lock:
+            _, replaced = self._held.pop(key, (None, 0))
+            self._held[key] = value, size
+            self._bytes += size - replaced
+            while self._bytes > self._limit and len(self._held) > 1:
+                _, (_, dropped) = self._held.popitem(last=False)
+                self._bytes -= dropped
 
 
 def hold(measure: Measure, view: View) -> tuple[Measure, Float[Tensor, "queries slots"] | None]:
