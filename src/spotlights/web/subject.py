@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -121,7 +122,7 @@ def own_subject(
     return Subject(
         title=path.name,
         reopen=lambda: sl.open(path),
-        network=lambda memory: model,
+        network=lambda memory: copy.deepcopy(model),  # the user's own may go on training
         inputs=Inputs(
             tensors,
             show_input or default_view,
