@@ -60,8 +60,13 @@ export async function showLayer() {
     tell();
     controls();
     cards();
+    $("examples").classList.remove("busy");
     await figures();
-    await showTime(wanted);
+    times = [await ask("time", { ...wanted, steps: "" }, "time")];
+    await time();
+    document.body.dataset.shown = location.hash;
+    await showOtherTimes(wanted);
+    document.body.dataset.complete = location.hash;
   } catch (error) {
     if (error instanceof Replaced) return;
     found = null;
@@ -69,18 +74,14 @@ export async function showLayer() {
   } finally {
     $("examples").classList.remove("busy");
   }
-  document.body.dataset.shown = location.hash;
 }
 
-/** The chosen layer first, then the others: a hidden layer's contributions take longest. */
-async function showTime(wanted) {
-  const whole = { ...wanted, steps: "" };
-  times = [await ask("time", whole, "time")];
-  time();
+/** The other layers come when the view is there: a hidden layer's contributions take longest. */
+async function showOtherTimes(wanted) {
   for (const { name } of run.layers) {
     if (name === wanted.layer) continue;
-    times.push(await ask("time", { ...whole, layer: name }, "time"));
-    time();
+    times.push(await ask("time", { ...wanted, steps: "", layer: name }, "time"));
+    await time();
   }
 }
 
