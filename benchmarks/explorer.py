@@ -113,8 +113,9 @@ def _users(url: str, seconds: float) -> None:
                 asked[user] += 1
                 try:
                     _get(f"{url}api/{address}")
-                except OSError:
+                except OSError as error:
                     failed[user] += 1
+                    print(f"{address}: {error}")
 
     users = [threading.Thread(target=use, args=(user,)) for user in range(USERS)]
     for each in users:

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -129,6 +130,22 @@ def test_the_accuracy_under_a_mask_is_that_of_the_masked_network():
     right = (masked(inputs.tensors).argmax(dim=1) == torch.tensor(inputs.labels)).double().mean()
     assert found["without"]["all"] == pytest.approx(float(right))
     assert found["without"]["by_label"]["1"] == 0.0
+
+
+def test_masks_and_queries_at_the_same_time_do_not_see_each_other():
+    inputs = digits().subject.inputs
+    alone = {label: get("mask", q=f"test:{first()}", mask=f"label:{label}")["without"]["outputs"] for label in range(4)}
+
+    def ask(number: int) -> bool:
+        query = get("query", q=f"test:{inputs.ids[5 + number]}")
+        expected = digits().opened.model(inputs.tensors[5 + number : 6 + number])[0].tolist()
+        masked = get("mask", q=f"test:{first()}", mask=f"label:{number % 4}")["without"]["outputs"]
+        return masked == alone[number % 4] and [o["logit"] for o in query["outputs"]] == pytest.approx(
+            expected, abs=1e-5
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(40)))
 
 
 def test_masks_that_are_not_ready_say_how_far_they_are():

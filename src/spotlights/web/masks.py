@@ -6,6 +6,7 @@ weights is; only the few slots that are left (single examples, a stretch that en
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 import threading
@@ -67,8 +68,9 @@ class Masks:
     """Answers of a network under masks; prepared once, then quick."""
 
     def __init__(self, memory: sl.Memory, model: nn.Module, columns: list[str], cells: int) -> None:
-        self._memory, self._model = memory, model
-        self._names = _parameter_names(memory, model)
+        # A copy: while it computes with other weights, nobody else must see them.
+        self._memory, self._model = memory, copy.deepcopy(model).eval()
+        self._names = _parameter_names(memory, self._model)
         self._lock = threading.Lock()
         self._kept = Kept(_KEPT_WEIGHTS)
         self._wholes: dict[str, Tensor] = {}
@@ -107,7 +109,12 @@ class Masks:
                 parameters = self._all_parameters(mask)
                 size = sum(value.nbytes for value in parameters.values())
                 self._kept.put(mask, parameters, size)
-        return torch.no_grad()(lambda batch: functional_call(self._model, parameters, (batch,)))
+
+        def answer(batch: Tensor) -> Any:
+            with self._lock, torch.no_grad():
+                return functional_call(self._model, parameters, (batch,))
+
+        return answer
 
     def _all_parameters(self, mask: Mask) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
