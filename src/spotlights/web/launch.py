@@ -125,7 +125,7 @@ def explore(
     else:
         subject = own_subject(
             memory,
-            model,  # type: ignore[arg-type]
+            model,
             inputs,
             labels=labels,
             ids=ids,

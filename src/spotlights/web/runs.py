@@ -21,7 +21,7 @@ from spotlights.experiments.training import recorded_network
 from spotlights.web.subject import Drawing, Inputs, Subject
 
 
-def subject_of(path: Path) -> Subject:
+def subject_of(path: str | Path) -> Subject:
     """Opens a run's folder, or the memory inside one."""
     path = Path(path)
     for folder in (path, path.absolute().parent):

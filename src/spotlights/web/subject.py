@@ -85,8 +85,8 @@ class Subject:
 
 
 def own_subject(
-    memory: sl.Memory,
-    model: nn.Module,
+    memory: Any,
+    model: Any,
     inputs: Any,
     *,
     labels: Any = None,
