@@ -66,7 +66,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.goto(url)
-            page.wait_for_function("() => document.body.dataset.shown === location.hash")
+            page.wait_for_function("() => document.body.dataset.complete === location.hash")
             _say("first view of a query", _views(page))
             _say("move of a mask", _moves(page))
             browser.close()
