@@ -7,18 +7,26 @@ BIN := .venv/bin
 STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint docs clean chromium
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
 
-demo: $(STAMPS)/demo  ## train on MNIST with recording, verify the memory, explain three test images
+demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memory, explain three test images
 	$(BIN)/spotlights demo
 
-test: $(STAMPS)/test  ## run the tests
+test: $(STAMPS)/test chromium  ## run the tests
 	$(BIN)/python -m pytest
 
-lint: $(STAMPS)/demo,lint  ## style, types and the direction of imports
+# The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install -y chromium \
+		|| echo "No Chromium: the tests of the explorer's page will be skipped." >&2
+
+docs: $(STAMPS)/demo  ## write the pages that are made from the code
+	$(BIN)/python docs/cli_reference.py
+
+lint: $(STAMPS)/demo,explore,lint  ## style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -14,7 +14,7 @@ from demos import small_demo
 from spotlights.cli import app
 from spotlights.experiments import demo
 
-COMMANDS = ("demo", "info", "verify")
+COMMANDS = ("demo", "info", "verify", "top", "totals", "mask", "explore", "run", "report", "reproduce")
 
 
 def spotlights(*arguments: object):
@@ -137,3 +137,60 @@ def test_demo_as_json_says_what_it_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert data["steps"] == 3
     assert data["exact"] is True
     assert all(Path(answer["figure"]).exists() for answer in data["answers"])
+
+
+# -- questions --------------------------------------------------------------------------------
+
+
+def first_input() -> int:
+    return int(small_demo().images.dataset.test.ids[0])
+
+
+def test_top_shows_the_library_s_examples():
+    data = json.loads(spotlights("top", small_demo().settings.out, first_input(), "-k", 4, "--json").stdout)
+    attention = small_demo().spotlights(1)["layers.2"]
+    said = int(small_demo().network(small_demo().images.test[:1]).argmax())
+    expected = attention.contributions(said).top(4, by="example")
+    assert [row["example"] for row in data] == expected.columns["example"][0][0]
+
+
+def test_top_against_shows_the_other_end():
+    run, given = small_demo().settings.out, ("--layer", "layers.0", "--target", 2, "--against", "--slots", "--json")
+    data = json.loads(spotlights("top", run, first_input(), *given).stdout)
+    expected = small_demo().spotlights(1)["layers.0"].contributions(2).bottom(10)
+    assert [row["slot"] for row in data] == expected.slots[0, 0].tolist()
+    refused = spotlights("top", run, first_input(), "--measure", "score", "--against")
+    assert refused.exit_code == 2
+    assert "--measure contribution" in refused.stderr
+
+
+def test_totals_are_the_library_s():
+    run = small_demo().settings.out
+    data = json.loads(spotlights("totals", run, first_input(), "--measure", "score", "--json").stdout)
+    expected = small_demo().spotlights(1)["layers.2"].totals("label")
+    assert [row["total score"] for row in data] == pytest.approx(expected.values[0].tolist())
+
+
+def test_mask_shows_both_answers():
+    found = small_demo()
+    data = json.loads(spotlights("mask", found.settings.out, first_input(), "label:1,2;steps:0-9", "--json").stdout)
+    masked = found.memory.without(label=[1, 2]).without(step=range(9)).primal(found.network)
+    expected = masked(found.images.test[:1])[0]
+    assert [output["logit"] for output in data["without"]["outputs"]] == pytest.approx(expected.tolist(), rel=1e-4)
+    assert "without these" in spotlights("mask", found.settings.out, first_input(), "label:1").stdout
+
+
+@pytest.mark.parametrize("command", ["top", "totals", "explore"])
+def test_a_folder_without_a_run_is_one_sentence(command: str, tmp_path: Path):
+    given = () if command == "explore" else (1,)
+    result = spotlights(command, tmp_path, *given)
+    assert result.exit_code == 2
+    assert "There is no run and no memory at" in result.stderr
+
+
+def test_the_reference_page_is_what_the_commands_say():
+    docs = Path(__file__).parent.parent / "docs"
+    sys.path.insert(0, str(docs))
+    import cli_reference
+
+    assert (docs / "cli.md").read_text(encoding="utf-8") == cli_reference.reference(), "run: make docs"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from spotlights.opened import Memory, open
     from spotlights.recording import Recorder, record
+    from spotlights.web import explore
 
 __all__ = [
     "Attention",
@@ -46,6 +47,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "dot_attention",
+    "explore",
     "open",
     "record",
 ]
@@ -71,6 +73,7 @@ _HOMES = {
     "open": "spotlights.opened",
     "Recorder": "spotlights.recording",
     "record": "spotlights.recording",
+    "explore": "spotlights.web",
 }
 
 

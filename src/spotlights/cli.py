@@ -28,6 +28,16 @@ app = typer.Typer(
 )
 
 MemoryPath = Annotated[Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a demo or of a run, or its memory.")]
+QueryName = Annotated[
+    str,
+    typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID, or text:PROMPT where the run has them."),
+]
+Layer = Annotated[str | None, typer.Option(help="The layer; the last one by default.", show_default=False)]
+MeasureName = Annotated[str, typer.Option(help="contribution, score or absolute (the size of the score).")]
+Target = Annotated[
+    int | None, typer.Option(min=0, help="The output; what the network says by default.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
 
@@ -94,6 +104,98 @@ def verify(memory: MemoryPath, as_json: AsJson = False) -> None:
     raise typer.Exit(0 if found.ok else 1)
 
 
+@app.command(epilog="Example:  [bold]spotlights top runs/demo 60000 --measure score -k 5[/]")
+def top(
+    run: RunPath,
+    query: QueryName,
+    layer: Layer = None,
+    measure: MeasureName = "contribution",
+    target: Target = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many.")] = 10,
+    slots: Annotated[bool, typer.Option("--slots", help="Each visit on its own, instead of added up.")] = False,
+    against: Annotated[bool, typer.Option("--against", help="Those that speak most against the output.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the training examples that an answer is made of."""
+    with _plain_errors():
+        from spotlights.web.asking import ask
+
+        measured = ask(run, query).measure(layer, measure, target)
+        if against and not hasattr(measured, "bottom"):
+            raise SettingError(f"Nothing speaks against an output by its {measure}. Give --measure contribution.")
+        question = measured.bottom if against else measured.top  # type: ignore[attr-defined]
+        found = question(k, by=None if slots else "example")
+    _print_json(list(found.rows(0))) if as_json else _print(found)
+
+
+@app.command(epilog="Example:  [bold]spotlights totals runs/demo 60000 --by step --bins 10[/]")
+def totals(
+    run: RunPath,
+    query: QueryName,
+    by: Annotated[str, typer.Option(help="The column: label, source, step, or another of the memory.")] = "label",
+    bins: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="That many ranges of the column.", show_default=False)
+    ] = None,
+    layer: Layer = None,
+    measure: MeasureName = "contribution",
+    target: Target = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add up what the training examples of each group add to an answer."""
+    with _plain_errors():
+        from spotlights.web.asking import ask
+
+        found = ask(run, query).measure(layer, measure, target).totals(by, bins=bins)
+    _print_json(list(found.rows(0))) if as_json else _print(found)
+
+
+@app.command(epilog='Example:  [bold]spotlights mask runs/demo 60000 "label:7;steps:0-300"[/]')
+def mask(
+    run: RunPath,
+    query: QueryName,
+    left_out: Annotated[
+        str, typer.Argument(metavar="MASK", help="What to leave out, such as label:3,5;source:mnist;steps:0-300.")
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="Only in these layers, such as layers.1,layers.2.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show an answer with and without some of the training."""
+    with _plain_errors(), _waiting("Adding up the weights that are left"):
+        from spotlights.web.asking import ask
+
+        asked = ask(run, query)
+        found = asked.answers(asked.mask(left_out, layers))
+    if as_json:
+        _print_json(found)
+    else:
+        _print(_compared(found))
+
+
+@app.command(epilog="Example:  [bold]spotlights explore runs/demo[/]")
+def explore(
+    run: RunPath,
+    host: Annotated[str, typer.Option(help="Another address than this machine's own demands a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8733,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Open the explorer: a local web page on a run. Ctrl-C stops it."""
+    with _plain_errors():
+        import webbrowser
+
+        from spotlights.web import serve
+        from spotlights.web.runs import subject_of
+
+        with _waiting("Opening"):
+            served = serve(subject_of(run), host=host, port=port)
+    _print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
+    if browser:
+        webbrowser.open(served.url)
+    served.wait()
+
+
 @app.command(epilog="Example:  [bold]spotlights run mnist-single && spotlights report runs/mnist-single-paper-0[/]")
 def run(
     name: Annotated[
@@ -156,6 +258,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="The folder of the runs and of the report.")] = Path("runs/reproduction"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the memories of seed 0 (23 GB).")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run all of the paper's image experiments over several seeds, and write one report about them.
 
@@ -167,7 +270,7 @@ def reproduce(
 
         folders = run_plan(seeds=seeds, out=out, keep=keep, quick=quick)
         page = write_report(folders, out / "report")
-    typer.echo(page)
+    _print_json({"page": str(page)}) if as_json else typer.echo(page)
 
 
 # -- talking ----------------------------------------------------------------------------------
@@ -191,6 +294,21 @@ def _waiting(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+def _compared(answers: dict[str, Any]) -> Any:
+    """The outputs with and without, as a table."""
+    from spotlights.attention.tables import build
+
+    before, after = answers["with"], answers["without"]
+    now = {output["number"]: output["logit"] for output in after["outputs"]}
+    rows = [
+        [o["name"], o["logit"], now[o["number"]], now[o["number"]] - o["logit"]]
+        for o in before["outputs"]
+        if o["number"] in now
+    ]
+    title = f"the network says {before['said_name']}; without these: {after['said_name']}"
+    return build(title, ["output", "with", "without", "change"], rows, None)
 
 
 def _print(result: Any) -> None:

@@ -58,11 +58,12 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
 
 
 def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]) -> nn.Module:
-    """A copy of the model with the given weights in every recorded layer."""
+    """A copy of the model with the given weights in some of its recorded layers."""
     replaced = copy.deepcopy(model).eval()
     with torch.no_grad():
-        for name, entry in view.reader.manifest.layers.items():
+        for name, found in parameters.items():
+            entry = view.reader.manifest.layers[name]
             module = find_module(replaced, entry.modules[0], entry)
-            for parameter, value in parameters[name].items():
+            for parameter, value in found.items():
                 getattr(module, parameter).copy_(value)
     return replaced

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from spotlights.memory.slots import sample_slice
 from spotlights.memory.storage import storage_named
 from spotlights.optimizers import UpdateRule, rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
+
+if TYPE_CHECKING:
+    from spotlights.web import Served
 
 UNEXPLAINED = 1e-3
 """A step whose gradient differs by more than this share from its slots is reported."""
@@ -172,7 +175,7 @@ class Memory:
                 layer.distinct_keys,
                 layer.entry.trained,
                 layer.entry.storage,
-                len(_large(reader.log(name).residual)),
+                len(_large(reader.log(name).residual, layer.entry)),
             )
             for name, layer in reader.layers.items()
         }
@@ -273,6 +276,12 @@ class Memory:
         }
         return Spotlights(attentions, forward.output)
 
+    def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:
+        """Opens the web explorer on this memory; in a notebook, inline. Arguments as for `sl.explore`."""
+        from spotlights.web import explore
+
+        return explore(self, model, inputs, **options)
+
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""
         entry = self._view.reader.layer(layer).entry
@@ -287,17 +296,39 @@ class Memory:
         """The weight matrix that the slots of this view, with the initial part, make up; in float64."""
         return self.parameters(layer)["weight"]
 
+    def final_parameters(self) -> dict[str, dict[str, Tensor]] | None:
+        """The weights that the closed recording left, by layer; None while it is still open."""
+        reader = self._view.reader
+        if reader.final is None or self._view.until != reader.manifest.steps:
+            return None
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, value in reader.final.items():
+            layer, parameter = name.rsplit("/", 1)
+            found.setdefault(layer, {})[parameter] = value
+        return found
+
     def dual(self, model: nn.Module) -> nn.Module:
         """A copy of the model that computes in dual form from the slots of this view: it attends."""
         return dual_model(self._view, model)
 
-    def primal(self, model: nn.Module) -> nn.Module:
-        """A copy of the model with the weights of this view: the same answers as `dual`, for many inputs."""
-        parameters = {name: self.parameters(name) for name in self._view.reader.layers}
+    def primal(self, model: nn.Module, *, layers: Sequence[str] | None = None) -> nn.Module:
+        """A copy of the model with the weights of this view: the same answers as `dual`, for many inputs.
+
+        Args:
+            model: the trained network.
+            layers: only in these layers; the others keep the model's weights.
+        """
+        chosen = list(self._view.reader.layers) if layers is None else layers
+        parameters = {name: self.parameters(name) for name in chosen}
         return primal_model(self._view, model, parameters)
 
     def verify(
-        self, model: nn.Module | None = None, *, files: bool = True, optimizer: MakeOptimizer | None = None
+        self,
+        model: nn.Module | None = None,
+        *,
+        files: bool = True,
+        parameters: Mapping[str, dict[str, Tensor]] | None = None,
+        optimizer: MakeOptimizer | None = None,
     ) -> Verification:
         """Compares `a·W_0 + Σ v⊗k` with the trained weights, layer by layer.
 
@@ -307,21 +338,22 @@ class Memory:
         Args:
             model: the trained network.
             files: also read every file and compare it with its checksum.
+            parameters: what `parameters(layer)` gave for each layer, if it has been added up already.
             optimizer: for a run whose optimizer has no exact rule: its class, which is then run again on the
                 recorded gradients. One of torch's own need not be given.
         """
         reader = self._view.reader
         with _damage_named(reader):
-            made = self._replayed(optimizer) if is_replayed(reader) else {}
-            for layer in reader.layers:
-                if layer not in made:
-                    self._view.unrolled(layer)  # refuses before the long part, if it must
+            replayed = self._replayed(optimizer) if is_replayed(reader) else None
+            for layer in reader.layers if replayed is None else ():
+                self._view.unrolled(layer)  # refuses before the long part, if it must
             damaged = reader.damaged() if files else []
+            made = replayed or parameters or {name: self.parameters(name) for name in reader.layers}
             checks = {
-                name: self._check(name, entry, model, made.get(name) or self.parameters(name))
+                name: self._check(name, entry, model, dict(made[name]))
                 for name, entry in reader.manifest.layers.items()
             }
-        if made:
+        if replayed is not None:
             return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
         rule = rule_named(reader.manifest.rule)
         return Verification(checks, damaged, None if rule is None else rule.note)
@@ -366,7 +398,7 @@ class Memory:
             relative_error=_ratio(difference, joined(truth).norm()),
             change_error=_ratio(difference, change),
             compared_with=source,
-            unexplained_steps=_large(residual),
+            unexplained_steps=_large(residual, entry),
             worst_residual=float(residual.max()) if len(residual) else 0.0,
             moved_steps=log.moved[:until].nonzero().flatten().tolist(),
             tolerance=_tolerance(entry, rule_named(reader.manifest.rule)),
@@ -391,8 +423,10 @@ def _ratio(difference: Tensor, norm: Tensor) -> float:
     return 0.0 if difference == 0 else float(difference / norm)
 
 
-def _large(residual: Float[Tensor, "steps"]) -> list[int]:
-    return (~(residual <= UNEXPLAINED)).nonzero().flatten().tolist()
+def _large(residual: Float[Tensor, "steps"], entry: LayerEntry) -> list[int]:
+    """The steps at which more is unexplained than the rounding of the stored numbers can be."""
+    threshold = max(UNEXPLAINED, 8 * storage_named(entry.storage).rounding)
+    return (~(residual <= threshold)).nonzero().flatten().tolist()
 
 
 def _tolerance(entry: LayerEntry, rule: UpdateRule | None) -> float:

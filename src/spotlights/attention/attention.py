@@ -17,7 +17,7 @@ from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
-from spotlights.errors import UnknownNameError, UnsupportedError
+from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
 
@@ -32,10 +32,20 @@ class Attention(Measure):
 
     what = "score"
 
-    def __init__(self, view: View, layer: LayerReader, forward: ForwardPass, kernel: str) -> None:
-        super().__init__(view, layer, forward.calls[layer.name].rows.cpu())
+    def __init__(
+        self, view: View, layer: LayerReader, forward: ForwardPass, kernel: str, chosen: slice = slice(None)
+    ) -> None:
+        super().__init__(view, layer, forward.calls[layer.name].rows.cpu()[chosen])
         self.kernel = kernel
         self._forward = forward
+        self._chosen = chosen
+
+    def at(self, query: int) -> Attention:
+        """The attention of one query alone: of one input, or of one position of a text."""
+        if not 0 <= query < len(self.queries):
+            raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
+        first = (self._chosen.start or 0) + query
+        return Attention(self.view, self.layer, self._forward, self.kernel, slice(first, first + 1))
 
     @property
     def note(self) -> str | None:
@@ -87,7 +97,7 @@ class Attention(Measure):
             self.view,
             self.layer,
             self.queries,
-            directions.cpu(),
+            directions.cpu()[self._chosen],
             exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 

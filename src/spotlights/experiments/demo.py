@@ -30,6 +30,7 @@ from spotlights.attention.tables import build, shown
 from spotlights.datasets import Dataset
 from spotlights.errors import DatasetError, MemoryExistsError, MemoryFormatError, SettingError
 from spotlights.experiments.network import mlp
+from spotlights.experiments.training import recorded_network
 
 MEMORY, MARK = "demo.memory", "demo.json"
 """What the demo leaves in its folder: the memory, and the settings it was made with."""
@@ -198,9 +199,7 @@ def reopen(out: str | Path = Settings.out) -> tuple[sl.Memory, nn.Module, Images
     if mark is None:
         raise MemoryFormatError(f"There is no demo in {out}. Make one: spotlights demo --out {out}.")
     memory = sl.open(Path(out) / MEMORY)
-    layers = list(memory.layers.values())
-    sizes = [layers[0].in_features] + [layer.out_features for layer in layers]
-    return memory, memory.primal(mlp(sizes)), load_images(mark["data"], Console(stderr=True))
+    return memory, recorded_network(memory), load_images(mark["data"], Console(stderr=True))
 
 
 # -- data -------------------------------------------------------------------------------------
@@ -338,6 +337,8 @@ def _say_goodbye(console: Console, settings: Settings, answers: list[Answer]) ->
     console.print(f"memory   {settings.out / MEMORY}", highlight=False)
     for answer in answers:
         console.print(f"figure   {answer.figure}", highlight=False)
+    console.print("\nTo look around in it:\n")
+    console.print(f"    spotlights explore {settings.out}", style="bold", highlight=False, markup=False, soft_wrap=True)
     console.print("\nTo go on, in Python:\n")
     for line in (
         "from spotlights.experiments import demo",

@@ -49,6 +49,9 @@ class Prepared:
     classes: tuple[str, ...]
     train: Images
     test: Images
+    mean: float
+    std: float
+    """Of the pixels of the training images: inputs are (pixels − mean) / std."""
 
 
 def training_positions(n: int) -> Int64[Tensor, "kept"]:
@@ -94,4 +97,6 @@ def prepare(source: str, train: int | None = None, test: int | None = None) -> P
             dataset.test.labels[:test],
             dataset.test.ids[:test],
         ),
+        float(mean),
+        float(std),
     )

@@ -3,6 +3,7 @@
 A folder such as `runs/mnist-single-paper-0/` holds
 
 - `run.json`: settings, seed, versions, accuracies, exactness; `spotlights run --from run.json` repeats it
+- `started.json`: experiment, settings and seed from the first moment on: a run can be looked at while it trains
 - `results.json`: every analysis
 - `model.safetensors`: the trained network
 - `run.memory/`: the memory, unless it was asked to be thrown away
@@ -30,7 +31,7 @@ from spotlights.experiments.registry import experiment_named, preset_named
 from spotlights.experiments.results import from_plain, load_results, save_results
 from spotlights.experiments.training import Trained, accuracy
 
-RUN, MEMORY, MODEL = "run.json", "run.memory", "model.safetensors"
+RUN, STARTED, MEMORY, MODEL = "run.json", "started.json", "run.memory", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ def load_run(folder: Path) -> Run:
     return _read(folder / RUN)
 
 
+def started(folder: Path) -> tuple[str, Any]:
+    """The name of the experiment in a folder and its settings, also while it is still training."""
+    path = folder / RUN if (folder / RUN).is_file() else folder / STARTED
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        name = begun["experiment"]
+        return name, from_plain(experiment_named(name).Settings, begun["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MemoryFormatError(f"{path} is not what `spotlights run` writes ({error}).") from error
+
+
 def summary(run: Run, folder: Path) -> Any:
     """A run as a table."""
     rows = [[f"accuracy on {source}", f"{share:.2%}"] for source, share in run.accuracy.items()]
@@ -142,6 +154,8 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
             f"steps={settings.steps}: {name} changes the task at step {settings.switch}; give more steps."
         )
     _claim(folder)
+    begun = {"experiment": name, "preset": preset, "settings": asdict(settings), "seed": seed}
+    (folder / STARTED).write_text(json.dumps(begun, indent=2) + "\n", encoding="utf-8")
     experiment = experiment_named(name)
     seconds: dict[str, float] = {}
 
@@ -184,7 +198,7 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
 
 def _claim(folder: Path) -> None:
     """Takes a folder that is new, empty or an earlier run's."""
-    ours = {RUN, MEMORY, MODEL, "results.json", "report"}
+    ours = {RUN, STARTED, MEMORY, MODEL, "results.json", "report"}
     if folder.exists() and (not folder.is_dir() or any(entry.name not in ours for entry in folder.iterdir())):
         raise MemoryExistsError(f"{folder} holds something else than a run. Choose another folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)

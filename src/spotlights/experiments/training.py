@@ -92,6 +92,20 @@ def train(
     return Trained(sl.open(path), model, data)
 
 
+def recorded_network(memory: sl.Memory) -> nn.Module:
+    """The network that a memory of these experiments is: as its closed recording left it, or as of its last step."""
+    layers = list(memory.layers.values())
+    model = mlp([layers[0].in_features] + [layer.out_features for layer in layers])
+    final = memory.final_parameters()
+    if final is None:
+        return memory.primal(model)
+    with torch.no_grad():
+        for layer, parameters in final.items():
+            for name, value in parameters.items():
+                model.get_submodule(layer).get_parameter(name).copy_(value)
+    return model.eval()
+
+
 @torch.no_grad()
 def answers(model: nn.Module, images: Images) -> Int64[Tensor, "n"]:
     """The class that the model gives each image."""

@@ -263,6 +263,7 @@ class LayerReader:
         self.storage: Storage = storage_named(entry.storage)
         self._memory = memory
         self._distinct: dict[str, np.ndarray] = {}
+        self._first: dict[str, np.ndarray] = {}
         self.parts: list[Part] = []
         slots = keys = 0
         for segment in memory.segments:
@@ -353,13 +354,15 @@ class LayerReader:
 
     def first_slots(self, column: str) -> Int64[Tensor, "groups"]:
         """The first slot with each value of `distinct(column)`."""
-        values = self.distinct(column)
-        first = np.full(len(values), self.slots, dtype=np.int64)
-        for part in self.parts:
-            found, where = np.unique(part.column(column).numpy(), return_index=True)
-            at = np.searchsorted(values, found)
-            first[at] = np.minimum(first[at], part.start + where)
-        return torch.from_numpy(first)
+        if column not in self._first:
+            values = self.distinct(column)
+            first = np.full(len(values), self.slots, dtype=np.int64)
+            for part in self.parts:
+                found, where = np.unique(part.column(column).numpy(), return_index=True)
+                at = np.searchsorted(values, found)
+                first[at] = np.minimum(first[at], part.start + where)
+            self._first[column] = first
+        return torch.from_numpy(self._first[column])
 
     def distinct(self, column: str) -> np.ndarray:
         """The values a column takes in this layer, sorted."""

@@ -1,0 +1,248 @@
+"""Group weights: the part of each layer's weights that every group of slots makes up, computed once.
+
+A cell is a combination of values of some columns (label 3 of source mnist). For each cell and each of some
+edges of training time this keeps `Σ v⊗k` over the cell's slots up to that edge, on disk. Any mask of cells and
+of stretches between edges is then a sum of a few matrices: `W_masked = W − Σ_masked ΔW_g`, without a scan.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.attention.grouping import Grouping
+from spotlights.attention.measure import View
+from spotlights.attention.reducers import Reducer
+from spotlights.attention.results import Label
+from spotlights.attention.scan import MAX_ROWS, Job, scan
+from spotlights.attention.unrolled import UnrolledNumbers
+from spotlights.memory.reader import ROWS, Block, LayerReader
+from spotlights.memory.selection import Between, Everything
+
+_NO_VALUES = torch.empty(0, 0)
+_ALL = -1
+"""Stands for all cells together."""
+
+
+def has_group_weights(view: View) -> bool:
+    """Whether each step's slots all have one coefficient. Under Adam and its kin only a sweep finds a group's part."""
+    return all(isinstance(view.unrolled(layer), UnrolledNumbers) for layer in view.reader.layers)
+
+
+class Cells:
+    """Numbers the combinations of some columns' values that a layer's slots have."""
+
+    def __init__(self, view: View, layer: LayerReader, columns: Sequence[str]) -> None:
+        self._groupings = [Grouping(layer, column, view.strings(column), None) for column in columns]
+        found = [np.zeros(0, np.int64)]
+        for block in layer.blocks(Everything(), MAX_ROWS):
+            found.append(np.unique(self._joint(block).numpy()))
+        self._present = torch.from_numpy(np.unique(np.concatenate(found)))
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def _joint(self, block: Block) -> Int64[Tensor, "rows"]:
+        codes = torch.zeros(len(block), dtype=torch.int64)
+        for grouping in self._groupings:
+            codes = codes * len(grouping) + grouping.codes(block)
+        return codes
+
+    def codes(self, block: Block) -> Int64[Tensor, "rows"]:
+        return torch.searchsorted(self._present, self._joint(block))
+
+    @property
+    def values(self) -> list[tuple[Label, ...]]:
+        """For each cell the value of each column."""
+        sizes = tuple(len(grouping) for grouping in self._groupings)
+        if not sizes:
+            return [()] * len(self)
+        places = np.unravel_index(self._present.numpy(), sizes)
+        labels = [grouping.labels for grouping in self._groupings]
+        return list(zip(*([names[i] for i in place] for names, place in zip(labels, places, strict=True)), strict=True))
+
+
+class CellPartsReducer(Reducer):
+    """`Σ c δ⊗k` and `Σ c δ` for each cell, in float64: cells are large, and cancel each other."""
+
+    def __init__(
+        self,
+        layer: LayerReader,
+        cells: Cells,
+        weight: Float[Tensor, "steps"],
+        bias: Float[Tensor, "steps"],
+    ) -> None:
+        self._made_of = layer, cells, weight, bias
+        shape = layer.entry.out_features, layer.entry.in_features
+        self.weights = torch.zeros(len(cells), *shape, dtype=torch.float64)
+        self.biases = torch.zeros(len(cells), shape[0], dtype=torch.float64)
+        self.counts = torch.zeros(len(cells), dtype=torch.int64)
+        dtype = layer.storage.compute_dtype
+        self._keys, self._errors = (torch.empty(ROWS, features, dtype=dtype) for features in reversed(shape))
+        self._product = torch.empty(shape, dtype=dtype)
+
+    def fresh(self) -> CellPartsReducer:
+        return type(self)(*self._made_of)
+
+    def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
+        _, cells, weight, bias = self._made_of
+        codes, steps = cells.codes(block), block.column("step")
+        for keys, errors in zip(block.keys(), block.errors(), strict=True):
+            of_weight, of_bias = weight[steps[errors.place]], bias[steps[errors.place]]
+            if errors.scale is not None:
+                of_weight, of_bias = of_weight * errors.scale, of_bias * errors.scale
+            if keys.scale is not None:
+                of_weight = of_weight * keys.scale
+            here = codes[errors.place]
+            order = here.argsort(stable=True)
+            counts = torch.bincount(here, minlength=len(self.counts))
+            self.counts += counts
+            sorted_keys, sorted_errors = self._keys[: len(order)], self._errors[: len(order)]
+            torch.index_select(keys.rows, 0, order, out=sorted_keys)
+            torch.index_select(errors.rows, 0, order, out=sorted_errors)
+            of_bias = of_bias[order].to(sorted_errors.dtype)
+            ends = counts.cumsum(0).tolist()
+            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                if end > first:
+                    self.biases[cell] += of_bias[first:end] @ sorted_errors[first:end]
+            sorted_errors *= of_weight[order].to(sorted_errors.dtype)[:, None]
+            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                if end > first:
+                    torch.mm(sorted_errors[first:end].T, sorted_keys[first:end], out=self._product)
+                    self.weights[cell] += self._product
+
+    def merge(self, other: CellPartsReducer) -> None:
+        self.weights += other.weights
+        self.biases += other.biases
+        self.counts += other.counts
+
+
+class GroupWeights:
+    """The weights of every cell up to every edge, in a scratch file that goes away with this object."""
+
+    def __init__(self, view: View, columns: Sequence[str], edges: Sequence[int]) -> None:
+        """
+        Args:
+            view: a whole memory, as of its last step.
+            columns: whose values make up the cells.
+            edges: steps in ascending order; the first is 0, the last the number of steps.
+        """
+        self.columns = tuple(columns)
+        self.edges = tuple(edges)
+        self._view = view
+        self._cells = {name: Cells(view, layer, columns) for name, layer in view.reader.layers.items()}
+        self._file = tempfile.TemporaryFile(prefix="spotlights-")  # noqa: SIM115 (open as long as this lives)
+        weakref.finalize(self, self._file.close)
+        self._at: dict[tuple[str, int, int], int] = {}
+
+    def build(
+        self,
+        *,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+        progress: Callable[[float], object] = lambda share: None,
+    ) -> None:
+        """Scans the memory once, taking a turn for each stretch of training."""
+        done, stretches = 0, len(self._cells) * (len(self.edges) - 1)
+        for name, cells in self._cells.items():
+            layer, unrolled = self._view.reader.layer(name), self._view.unrolled(name)
+            assert isinstance(unrolled, UnrolledNumbers), "see has_group_weights"
+            sums = CellPartsReducer(layer, cells, unrolled.weight, unrolled.bias)
+            for edge, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False), start=1):
+                with turn(), _one_thread():
+                    before = sums.counts.clone()
+                    stretch = Between("step", range(start, stop))
+                    scan([Job(layer, stretch, 1, lambda block: _NO_VALUES, [sums])], threads=1)
+                    self._keep(layer, edge, sums, (sums.counts > before).tolist())
+                done += 1
+                progress(done / stretches)
+
+    def _keep(self, layer: LayerReader, edge: int, sums: CellPartsReducer, grown: list[bool]) -> None:
+        parts = [(cell, sums.weights[cell], sums.biases[cell]) for cell in range(len(grown)) if grown[cell]]
+        if parts:
+            parts.append((_ALL, sums.weights.sum(dim=0), sums.biases.sum(dim=0)))
+        for cell in {_ALL, *range(len(grown))}:
+            if (layer.name, cell, edge - 1) in self._at:
+                self._at[layer.name, cell, edge] = self._at[layer.name, cell, edge - 1]
+        for cell, weight, bias in parts:
+            joined = torch.cat([weight, bias[:, None]], dim=1).to(layer.storage.compute_dtype)
+            self._at[layer.name, cell, edge] = self._file.seek(0, os.SEEK_END)
+            self._file.write(joined.numpy().data)
+        self._file.flush()
+
+    def removed(
+        self, layer: str, masked: Callable[[tuple[Label, ...]], bool], stretches: Iterable[tuple[int, int]]
+    ) -> Float[Tensor, "out_features in_features_and_bias"]:
+        """The part that a mask takes away: of some cells everything, of the others some stretches of edges.
+
+        Args:
+            layer: its name.
+            masked: says of a cell, by the values of its columns, whether it is left out altogether.
+            stretches: pairs of numbers of edges, which do not overlap.
+        """
+        stretches = list(stretches)
+        whole = [cell for cell, values in enumerate(self._cells[layer].values) if masked(values)]
+        others = sorted(set(range(len(self._cells[layer]))) - set(whole))
+        last = len(self.edges) - 1
+        one_by_one: Counter[tuple[int, int]] = Counter({(cell, last): 1 for cell in whole})
+        _add_stretches(one_by_one, others, stretches, 1)
+        from_all: Counter[tuple[int, int]] = Counter({(cell, last): 1 for cell in whole})
+        _add_stretches(from_all, [_ALL], stretches, 1)
+        _add_stretches(from_all, whole, stretches, -1)
+        plan = min(one_by_one, from_all, key=lambda terms: sum(sign != 0 for sign in terms.values()))
+        return self._summed(layer, plan)
+
+    def total(self, layer: str) -> Float[Tensor, "out_features in_features_and_bias"]:
+        """What all slots together make up."""
+        return self._summed(layer, Counter({(_ALL, len(self.edges) - 1): 1}))
+
+    def _summed(self, layer: str, plan: Counter[tuple[int, int]]) -> Tensor:
+        reader = self._view.reader.layer(layer)
+        shape = reader.entry.out_features, reader.entry.in_features + 1
+        total = torch.zeros(shape, dtype=reader.storage.compute_dtype)
+        read = torch.empty_like(total)
+        for (cell, edge), sign in plan.items():
+            at = self._at.get((layer, cell, edge))  # nothing was kept: no slot until then
+            if sign and at is not None:
+                os.preadv(self._file.fileno(), [read.numpy().data], at)
+                total.add_(read, alpha=sign)
+        return total
+
+
+def group_weight_bytes(view: View, cells: int) -> int:
+    """What one edge of training time takes on disk."""
+    layers = view.reader.layers.values()
+    per_cell = sum(
+        layer.entry.out_features * (layer.entry.in_features + 1) * layer.storage.compute_dtype.itemsize
+        for layer in layers
+    )
+    return per_cell * (cells + 1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """This is work for the background: it leaves the other cores alone, and never waits for them."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)
+
+
+def _add_stretches(
+    plan: Counter[tuple[int, int]], cells: Iterable[int], stretches: Iterable[tuple[int, int]], sign: int
+) -> None:
+    stretches = list(stretches)
+    for cell in cells:
+        for first, end in stretches:
+            plan[cell, end] += sign
+            plan[cell, first] -= sign

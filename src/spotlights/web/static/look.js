@@ -1,0 +1,236 @@
+// Step 2: what the answer is made of. One layer at a time: the examples, the sorted values, the totals, the time.
+
+import { ask, Replaced } from "./api.js";
+import { $, datum, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { light, onLight } from "./link.js";
+import { drawSorted, drawTime, drawTotals, markSorted, takeAway } from "./plots.js";
+import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
+
+let run;
+let answer = null;
+let found = null;
+let times = [];
+let more = false;
+const examples = new Map();
+
+export function setUpLooking(about) {
+  run = about;
+  onLight(lightUp);
+}
+
+export const measure = () => run.measures.find(({ name }) => name === state.measure) ?? run.measures[0];
+export const layer = () => state.layer || run.layers.at(-1).name;
+const column = () => (state.per in run.groups ? state.per : Object.keys(run.groups)[0]);
+
+/** What the server is asked: the same words as in the address. */
+export const asked = () => ({ q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "",
+  by: state.by || "example", per: column(), steps: state.steps, top: (measure().signed ? 10 : 20) * (more ? 5 : 1) });
+
+const look = (group, number) => {
+  const known = (run.groups[column()] ?? []).find(({ value }) => value === group);
+  return known ?? { name: String(group ?? "all"), colour: run.colours.classes[number % run.colours.classes.length] };
+};
+
+// -- asking -----------------------------------------------------------------------------------
+
+export async function showQuery() {
+  if (!state.q) return;
+  $("story").classList.add("busy");
+  try {
+    answer = await ask("query", { q: state.q, at: state.at }, "query");
+    tell();
+    await showLayer();
+  } catch (error) {
+    if (error instanceof Replaced) return;
+    answer = found = null;
+    fill($("story"), problem(error, showQuery));
+    fill($("examples"), h("p", { class: "empty" }, "Choose another input on the left."));
+  } finally {
+    $("story").classList.remove("busy");
+  }
+}
+
+export async function showLayer() {
+  if (!answer) return;
+  controls();
+  $("examples").classList.add("busy");
+  const wanted = asked();
+  try {
+    found = await ask("layer", wanted, "layer");
+    tell();
+    controls();
+    cards();
+    $("examples").classList.remove("busy");
+    await figures();
+    times = [await ask("time", { ...wanted, steps: "" }, "time")];
+    await time();
+    document.body.dataset.shown = location.hash;
+    await showOtherTimes(wanted);
+    document.body.dataset.complete = location.hash;
+  } catch (error) {
+    if (error instanceof Replaced) return;
+    found = null;
+    fill($("examples"), problem(error, showLayer));
+  } finally {
+    $("examples").classList.remove("busy");
+  }
+}
+
+/** The other layers come when the view is there: a hidden layer's contributions take longest. */
+async function showOtherTimes(wanted) {
+  for (const { name } of run.layers) {
+    if (name === wanted.layer) continue;
+    times.push(await ask("time", { ...wanted, steps: "", layer: name }, "time"));
+    await time();
+  }
+}
+
+// -- telling ----------------------------------------------------------------------------------
+
+function tell() {
+  const said = answer.outputs.find(({ number }) => number === answer.said);
+  const verdict = answer.truth === null ? null : answer.truth === answer.said ? h("span", { class: "right" }, " right") : h("span", { class: "wrong-answer" }, ` wrong: it is ${answer.truth_name}`);
+  const picture = answer.shown.kind === "image" ? datum(answer.shown, { ink: run.ink, name: "the input" }) : null;
+  picture?.classList.add("picture");
+  const tokens = answer.tokens && h("p", { class: "tokens", id: "tokens" }, answer.tokens.map((token, at) =>
+    h("button", { "aria-pressed": String(at === answer.at), title: `Ask about token ${at}`, onclick: () => change({ at, target: "" }) }, token.replace("\n", "↵\n"))));
+  const kind = answer.tokens ? "After the marked token the network says " : "The network says ";
+  fill($("story"), picture, h("div", {},
+    tokens,
+    h("p", { class: "said" }, kind, h("strong", { id: "said" }, answer.said_name), h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict),
+    h("p", { class: "sum" }, sentence())));
+}
+
+function sentence() {
+  if (!found || found.layer !== layer()) return "…";
+  const slots = `${found.slots.toLocaleString("en")} training slots`;
+  if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to the input.`;
+  const target = answer.outputs.find(({ number }) => number === found.target);
+  const name = target?.name ?? found.target;
+  if (found.steps) return `Steps ${found.steps[0].toLocaleString("en")} to ${found.steps[1].toLocaleString("en")} alone add ${signed(found.total)} to its output for “${name}”.`;
+  if (found.exact && target) return [`Its output for “${name}” is a plain sum: `, h("b", {}, shown(target.logit)), ` = ${shown(found.initial)} from the initial weights `,
+    h("b", { class: found.total >= 0 ? "for" : "against" }, signed(found.total)), ` from ${slots}. Who added most?`];
+  return `Through ${found.layer}, the ${slots} speak for or against “${name}” by about ${signed(found.total)} (first order).`;
+}
+
+function controls() {
+  const pick = (title, current, choices, key) => h("span", { class: "switch", role: "group", "aria-label": title }, h("span", {}, title),
+    choices.map(([value, text, help]) => h("button", { "aria-pressed": String(value === current), title: help, onclick: () => change({ [key]: value }) }, text)));
+  const now = measure();
+  const target = now.signed && h("label", { class: "switch" }, h("span", {}, "for or against"),
+    h("select", { id: "target", onchange: (event) => change({ target: event.target.value }) },
+      answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, name))));
+  const caution = found && (found.note || !found.exact) && h("span", { class: "caution", title: found.exact ? found.note : "A hidden layer's contribution is first order: what the example adds to the layer's output, times how the answer changes with it." }, found.exact ? "approximate" : "first order");
+  const columns = Object.keys(run.groups).filter((name) => run.groups[name].length > 1);
+  const steps = state.steps && h("button", { class: "chip", id: "steps-chip", title: "Look at all steps again", onclick: () => change({ steps: "" }) }, `only steps ${state.steps.replace("-", "–")} ✕`);
+  fill($("controls"),
+    pick("layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), "layer"),
+    pick("measure", now.name, run.measures.map(({ name, title, help }) => [name, title, help]), "measure"),
+    target,
+    run.examples ? pick("add up", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "slots", "Each visit on its own"]], "by") : null,
+    columns.length > 1 ? pick("by", column(), columns.map((name) => [name, name]), "per") : null,
+    steps, caution || null);
+}
+
+function cards() {
+  const side = (title, rows, tone) => h("div", {}, h("h3", { class: tone }, title), rows.length ? h("div", { class: `cards ${rows[0].shown?.kind === "image" ? "" : "text"}` }, rows.map((row) => card(row, tone)))
+    : h("p", { class: "empty" }, "Nothing here."));
+  const target = found.signed && (answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
+  const csv = h("a", { class: "quiet", href: `api/table.csv?${new URLSearchParams(Object.entries(asked()).filter(([, value]) => value))}`, download: "spotlights.csv" }, "CSV");
+  const fewer = h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
+  const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;
+  const bottom = found.signed && found.bottom.filter(({ value }) => value < 0);
+  fill($("examples"), found.signed
+    ? h("div", { class: "sides" }, side(`Speak for “${target}”`, top, "for"), side(["Speak against it ", h("span", { class: "links" }, csv, fewer)], bottom, "against"))
+    : h("div", { class: "sides one" }, side([`Training ${found.by === "slot" ? "slots" : "examples"} with the largest ${measure().title} `, h("span", { class: "links" }, csv, fewer)], top, "")));
+}
+
+function card(row, tone) {
+  const name = row.label !== undefined && row.label !== null ? look(row.label, row.label).name : "";
+  const facts = Object.entries(row).filter(([key, value]) => !["shown", "value", "rank"].includes(key) && value !== null).map(([key, value]) => `${key} ${value}`);
+  const title = `${facts.join(", ")}\n${measure().title} ${shown(row.value)}${run.training_queries ? "\nclick: make it the query" : ""}`;
+  const use = () => run.training_queries && row.example !== undefined && change({ q: `train:${row.example}`, at: "", target: "" });
+  const view = row.shown ?? { kind: "table", rows: facts.map((fact) => [fact, ""]) };
+  const at = { example: row.example, slot: row.slot };
+  return h("div", { class: `card ${row.example !== undefined && isMasked("example", row.example) ? "masked" : ""}`, "data-example": row.example ?? "", "data-slot": row.slot ?? "",
+    onpointerenter: () => light(at), onpointerleave: () => light(null) },
+    h("button", { class: "thumb", title, onclick: use, onfocus: () => light(at), onblur: () => light(null) }, datum(view, { ink: run.ink, name: facts.join(", ") }),
+      h("span", { class: "tag number" }, name ? h("b", {}, `${name} `) : null, h("span", { class: tone }, found.signed ? signed(row.value) : shown(row.value)))),
+    row.example !== undefined && !run.no_masks ? h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕") : null);
+}
+
+async function figures() {
+  const what = found.signed ? "contribution" : measure().title;
+  const of = found.by === "slot" ? "slots" : "examples";
+  fill($("sorted-title"), `Largest ${what}s by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
+  fill($("totals-title"), `Total by ${column() ?? ""}`, takeAway($("totals"), "spotlights-totals"));
+  await drawSorted($("sorted"), found, look);
+  await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
+  once($("sorted"), "plotly_hover", ({ points, event }) => { const [example, slot] = points[0].customdata ?? []; if (example !== undefined) light({ example, slot, at: event }); });
+  once($("sorted"), "plotly_unhover", () => light(null));
+  once($("sorted"), "plotly_click", ({ points }) => points[0].customdata && run.training_queries && change({ q: `train:${points[0].customdata[0]}`, at: "", target: "" }));
+  once($("totals"), "plotly_click", ({ points }) => !run.no_masks && toggleMasked(column(), points[0].customdata));
+}
+
+function once(place, event, act) {
+  place.removeAllListeners(event);
+  place.on(event, act);
+}
+
+export const range = () => (state.steps ? state.steps.split("-").map(Number) : null);
+
+async function time(visits = null) {
+  if (!times.length) return;
+  const clear = state.steps && !run.no_masks && h("button", { title: "Mask this stretch", onclick: leaveOut }, "leave these steps out");
+  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, state.steps ? "" : "share of each layer's total; drag to look at a stretch"), clear || "", takeAway($("time"), "spotlights-time"));
+  await drawTime($("time"), times, layer(), range(), visits);
+  once($("time"), "plotly_selected", (event) => {
+    if (!event?.range?.x) return;
+    const [first, end] = event.range.x.map((step) => snapped(step));
+    change({ steps: end > first ? `${first}-${end}` : "" });
+  });
+}
+
+/** The nearest edge that masks know too, so that a stretch can be left out at once. */
+function snapped(step) {
+  const edges = run.edges.length ? run.edges : [0, run.steps];
+  return edges.reduce((best, edge) => (Math.abs(edge - step) < Math.abs(best - step) ? edge : best));
+}
+
+function leaveOut() {
+  change({ mask: maskText({ ...maskParts(), steps: [state.steps] }), steps: "" });
+}
+
+/** After the mask changed: what is left out looks so, everywhere. */
+export function showMasked() {
+  if (!found) return;
+  for (const each of document.querySelectorAll(".card")) each.classList.toggle("masked", each.dataset.example !== "" && isMasked("example", each.dataset.example));
+  if ($("totals").data) drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
+}
+
+// -- lighting up ------------------------------------------------------------------------------
+
+let waiting = null;
+
+function lightUp(what) {
+  for (const each of document.querySelectorAll(".card"))
+    each.classList.toggle("lit", Boolean(what) && (what.slot !== undefined && each.dataset.slot !== "" ? each.dataset.slot === String(what.slot) : each.dataset.example === String(what.example)));
+  if (found) markSorted($("sorted"), found, what);
+  clearTimeout(waiting);
+  $("peek").hidden = true;
+  waiting = setTimeout(() => peek(what), what ? 60 : 0);
+}
+
+/** When the example was visited; and, beside a point of a plot, how it looks. */
+async function peek(what) {
+  if (!what || !run.examples || what.example === undefined) { if (times.length && $("time").layout?.shapes?.length) time(); return; }
+  if (!examples.has(what.example)) examples.set(what.example, await ask(`examples/${what.example}`).catch(() => null));
+  const example = examples.get(what.example);
+  if (!example) return;
+  time(example.steps);
+  if (!what.at) return;
+  fill($("peek"), datum(example.shown, { ink: run.ink }), Object.entries(example.columns).map(([key, value]) => h("div", {}, `${key} ${value}`)), h("div", { class: "quiet" }, `example ${what.example}, ${example.steps.length} visits`));
+  $("peek").style.left = `${Math.min(what.at.clientX + 14, innerWidth - 150)}px`;
+  $("peek").style.top = `${Math.max(8, what.at.clientY - 130)}px`;
+  $("peek").hidden = false;
+}

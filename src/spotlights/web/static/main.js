@@ -1,0 +1,133 @@
+// The page: starts everything, follows the address, the keys, and a memory that is still being recorded.
+
+import { ask } from "./api.js";
+import { markCurrent, random, setUpChoosing, step } from "./choose.js";
+import { $, fill, h, problem } from "./dom.js";
+import { asked, layer, measure, setUpLooking, showLayer, showMasked, showQuery } from "./look.js";
+import { setUpMasking, showComparison, showMaskControls, sliding } from "./mask.js";
+import { setUpPlots } from "./plots.js";
+import { change, follow, onChange, readAddress, state } from "./state.js";
+
+let run;
+
+async function start() {
+  readAddress();
+  try {
+    run = await ask("run");
+  } catch (error) {
+    return fill($("look"), problem(error, () => location.reload()));
+  }
+  for (const [name, value] of Object.entries(run.colours)) if (typeof value === "string") document.documentElement.style.setProperty(`--${name}`, value);
+  document.title = `Spotlights: ${run.title}`;
+  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} training slots, ${run.steps.toLocaleString("en")} steps of ${run.optimizer}`);
+  if (!run.slots) {
+    fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
+    return follow_recording();
+  }
+  setUpPlots(run.colours);
+  setUpLooking(run);
+  setUpMasking(run);
+  onChange(changed);
+  follow();
+  setUpChoosing(run);
+  if (state.q) changed(["q"]);
+  follow_recording();
+}
+
+function changed(keys) {
+  const some = (...wanted) => keys.some((key) => wanted.includes(key));
+  if (some("q", "at")) showQuery();
+  else if (some("layer", "measure", "target", "by", "per", "steps")) showLayer();
+  if (some("mask", "in")) {
+    if (!sliding()) showMaskControls();
+    showMasked();
+  }
+  if (some("q", "at", "mask", "in")) showComparison();
+  markCurrent();
+  const given = Object.entries({ ...asked(), mask: state.mask, in: state.in }).filter(([, value]) => value);
+  $("python").href = `api/query.py?${new URLSearchParams(given)}`;
+}
+
+// -- what goes on in the background -----------------------------------------------------------
+
+async function follow_recording() {
+  const now = await ask("status").catch(() => null);
+  if (now) {
+    badges(now);
+    notice(now);
+  }
+  const waiting = !now || now.recording || (now.masks !== null && (now.masks < 1 || !now.verified));
+  if (waiting) setTimeout(follow_recording, 1500);
+}
+
+function badges({ masks, verified }) {
+  if (verified) {
+    fill($("badges"), h("span", { class: "quiet" }, "memory = network"), Object.entries(verified).map(([name, check]) => h("span", { class: `badge ${check.ok ? "yes" : "no"}`, tabindex: "0",
+      title: `${name}: the recorded training adds up to the trained weights, except for a relative difference of ${check.relative_error.toExponential(1)} (compared with ${check.compared_with}; up to ${check.tolerance.toExponential(0)} is rounding).` },
+      `${check.ok ? "✓" : "✗"} ${name}${check.ok ? "" : ` off by ${check.relative_error.toExponential(1)}`}`)));
+  } else if (masks !== null) {
+    fill($("badges"), h("span", { class: "badge wait", title: "Adding up every slot, to compare it with the network" }, `verifying … ${Math.round(100 * masks)} %`));
+  } else {
+    fill($("badges"), h("span", { class: "badge wait", title: run.no_masks ?? "" }, "scores only"));
+  }
+}
+
+function notice({ recording, steps, steps_now }) {
+  $("notice").hidden = !recording && steps_now === steps;
+  fill($("notice"), h("span", {}, recording ? "Still being recorded. " : "", `You see the network as of step ${steps.toLocaleString("en")}; `,
+    steps_now > steps ? `${steps_now.toLocaleString("en")} steps are there now.` : "no newer steps yet."),
+    steps_now > steps ? h("button", { id: "newest", onclick: newest }, "Show the newest") : "");
+}
+
+async function newest(event) {
+  event.currentTarget.disabled = true;
+  await ask("run", { newest: "yes" });
+  location.reload();
+}
+
+// -- keys and dialogs -------------------------------------------------------------------------
+
+const cycle = (values, now, by = 1) => values[(values.indexOf(now) + by + values.length) % values.length];
+
+const KEYS = {
+  ArrowRight: ["next input", () => step(1)],
+  ArrowLeft: ["previous input", () => step(-1)],
+  r: ["random input", random],
+  l: ["next layer", () => change({ layer: cycle(run.layers.map(({ name }) => name), layer()) })],
+  m: ["next measure", () => change({ measure: cycle(run.measures.map(({ name }) => name), measure().name) })],
+  e: ["examples or slots", () => change({ by: (state.by || "example") === "example" ? "slot" : "example" })],
+  x: ["mask nothing", () => change({ mask: "", in: "" })],
+  "/": ["find an input by its id", () => $("search")?.focus()],
+  "?": ["this page", () => guide()],
+};
+
+addEventListener("keydown", (event) => {
+  const typing = event.target.matches?.("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey;
+  if (typing || $("guide").open || !run?.slots || !(event.key in KEYS)) return;
+  event.preventDefault();
+  KEYS[event.key][1]();
+});
+
+function guide() {
+  fill($("guide"),
+    h("h2", {}, "Which training examples is an answer made of?"),
+    h("p", {}, "A linear layer trained by gradient descent is nothing but its initial weights plus one small update for every training example at every step. So its answer to any input is a sum over everything it was trained on, and that sum can be taken apart."),
+    h("ol", {},
+      h("li", {}, h("b", {}, "Choose an input. "), "The network answers it."),
+      h("li", {}, h("b", {}, "See the spotlights. "), "A ", h("b", {}, "slot"), " is one visit of a training example. Its ", h("b", {}, "score"), " says how similar the layer finds it to the input; its ", h("b", {}, "contribution"), " what it adds to an output: for it (+) or against it (−). In the last layer contributions are exact: they add up to the output. In hidden layers they are first order, and marked so."),
+      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. (It is not the same as training again without them.)")),
+    h("p", {}, "The badges on top say whether the recorded sum really equals the trained network, layer by layer."),
+    h("table", {}, Object.entries(KEYS).map(([key, [what]]) => h("tr", {}, h("td", {}, h("kbd", {}, { ArrowRight: "→", ArrowLeft: "←" }[key] ?? key)), h("td", {}, what)))),
+    h("p", { class: "quiet" }, `Spotlights ${run.version}. After Irie, Csordás, Schmidhuber: The Dual Form of Neural Networks Revisited, ICML 2022.`),
+    h("button", { onclick: () => $("guide").close(), autofocus: true }, "Close"));
+  $("guide").showModal();
+}
+
+$("help").addEventListener("click", guide);
+$("share").addEventListener("click", async () => {
+  await navigator.clipboard?.writeText(location.href).catch(() => null);
+  $("share").textContent = "Copied";
+  setTimeout(() => { $("share").textContent = "Copy link"; }, 1500);
+});
+if (document.readyState === "complete" || window.Plotly) start();
+else addEventListener("DOMContentLoaded", start);

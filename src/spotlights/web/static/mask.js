@@ -1,0 +1,134 @@
+// Step 3: leave some of the training out, and see the answer with and without it.
+
+import { ask, latest, Replaced } from "./api.js";
+import { $, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
+
+const MOST = 12;
+let run;
+let later = null;
+
+export function setUpMasking(about) {
+  run = about;
+  showMaskControls();
+}
+
+export function showMaskControls() {
+  const place = $("mask-controls");
+  if (run.no_masks) return fill(place, h("p", { class: "quiet" }, run.no_masks));
+  const parts = maskParts();
+  const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= 40);
+  fill(place,
+    h("p", { class: "quiet" }, "What would it answer had these never added to its weights?"),
+    groups.map(([column, values]) => h("fieldset", {}, h("legend", {}, `leave out ${column}`),
+      h("div", { class: "chips" }, values.map(({ value, name, colour }) =>
+        h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name))))),
+    run.edges.length > 1 ? slider(parts) : null,
+    (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `leave out ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
+      h("div", { class: "chips" }, parts.example.slice(0, 12).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", id) }, id)),
+        parts.example.length > 12 ? h("span", { class: "quiet" }, `and ${parts.example.length - 12} more`) : null)) : null,
+    run.layers.length > 1 ? h("fieldset", {}, h("legend", {}, "in layers"), h("div", { class: "chips" }, run.layers.map(({ name }) => {
+      const on = inLayers().includes(name);
+      return h("button", { class: "chip", "aria-pressed": "false", style: { opacity: on ? 1 : 0.45 }, title: on ? "Masked in this layer" : "Not masked in this layer", "data-layer": name, onclick: () => toggleLayer(name) }, on ? "✓ " : "", name);
+    }))) : null,
+    h("div", { class: "chips" }, h("button", { id: "clear-mask", disabled: !state.mask, onclick: () => change({ mask: "", in: "" }) }, "Mask nothing")));
+}
+
+const inLayers = () => (state.in ? state.in.split(",") : run.layers.map(({ name }) => name));
+
+function toggleLayer(name) {
+  const on = inLayers();
+  const now = run.layers.map((each) => each.name).filter((each) => (each === name ? !on.includes(each) : on.includes(each)));
+  if (now.length) change({ in: now.length === run.layers.length ? "" : now.join(",") });
+}
+
+function slider(parts) {
+  const edges = run.edges;
+  const last = edges.length - 1;
+  const stretch = (parts.steps ?? [])[0]?.split("-").map(Number) ?? [0, 0];
+  const nearest = (step) => edges.reduce((best, edge, at) => (Math.abs(edge - step) < Math.abs(edges[best] - step) ? at : best), 0);
+  const ends = stretch.map(nearest);
+  const band = h("div", { class: "band" });
+  const words = h("span", { class: "number", id: "masked-steps" });
+  const show = () => {
+    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    band.style.left = `${(100 * low) / last}%`;
+    band.style.width = `${(100 * (high - low)) / last}%`;
+    words.textContent = high > low ? `${edges[low].toLocaleString("en")} to ${edges[high].toLocaleString("en")}` : "none";
+  };
+  const moved = (which) => (event) => {
+    ends[which] = Number(event.target.value);
+    show();
+    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    change({ mask: maskText({ ...maskParts(), steps: high > low ? [`${edges[low]}-${edges[high]}`] : [] }) }, { quietly: true });
+  };
+  show();
+  const end = (which, title) => h("input", { type: "range", min: "0", max: String(last), value: String(ends[which]), step: "1", "aria-label": title, id: `steps-${which}`, oninput: moved(which) });
+  return h("fieldset", {}, h("legend", {}, "leave out steps", words), h("div", { class: "range" }, band, end(0, "First step left out"), end(1, "End of the steps left out")));
+}
+
+/** While a slider has the focus it must not be made anew: it would slip out of the hand. */
+export const sliding = () => document.activeElement?.type === "range" && $("mask-controls").contains(document.activeElement);
+
+// -- the comparison ---------------------------------------------------------------------------
+
+export const showComparison = latest(async () => {
+  clearTimeout(later);
+  if (!state.q || run.no_masks) return fill($("compare"));
+  const wanted = state.mask + state.in + state.q;
+  try {
+    const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask");
+    if (!found.ready) {
+      fill($("compare"), h("p", { class: "quiet" }, "Adding up the training by groups, once; then masks are instant."), h("progress", { value: found.progress, max: 1 }));
+      later = setTimeout(showComparison, 700);
+      return;
+    }
+    compare(found);
+    document.body.dataset.compared = wanted;
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill($("compare"), problem(error, showComparison));
+  }
+});
+
+function compare({ with: before, without: after }) {
+  const changed = before.said !== after.said;
+  const share = (answer) => percent(answer.outputs.find(({ number }) => number === answer.said).share);
+  const known = new Map(after.outputs.map((output) => [output.number, output]));
+  let rows = before.outputs.map((output) => ({ ...output, now: known.get(output.number)?.logit ?? null })).filter(({ now }) => now !== null);
+  const moved = [...rows].sort((a, b) => Math.abs(b.now - b.logit) - Math.abs(a.now - a.logit));
+  if (rows.length > MOST) rows = moved.slice(0, MOST);
+  // A mask can take away far more than the answer is: then lengths are compressed, so that both stay visible.
+  const far = Math.max(...rows.map(({ now }) => Math.abs(now))) > 5 * Math.max(...rows.map(({ logit }) => Math.abs(logit)));
+  const scaled = far ? Math.asinh : (value) => value;
+  const values = rows.flatMap(({ logit, now }) => [scaled(logit), scaled(now), 0]);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const place = (value) => (100 * (scaled(value) - low)) / (high - low || 1);
+  const bar = (value, kind) => h("span", { class: kind, style: { left: `${Math.min(place(value), place(0))}%`, width: `${Math.max(0.6, Math.abs(place(value) - place(0)))}%` } });
+  const most = state.mask && moved[0];
+  fill($("compare"),
+    h("div", { class: `verdict ${changed ? "changed" : ""}` },
+      h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, before.said_name), h("span", { class: "quiet number" }, share(before))),
+      h("span", { "aria-hidden": "true" }, "→"),
+      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, after.said_name), h("span", { class: "quiet number" }, share(after)))),
+    most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Click a class above, move the slider, or the ✕ on a training example."),
+    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "lengths on a log scale") : null),
+    h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
+      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, name),
+      h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),
+      h("span", { class: "number", "data-logit": String(now), "data-number": String(number) }, shown(now))])),
+    run.labelled ? h("p", { id: "accuracy" }, h("button", { onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and on all test inputs?")) : null);
+}
+
+async function accuracy() {
+  const place = $("accuracy");
+  fill(place, h("span", { class: "quiet" }, "Asking all test inputs …"));
+  try {
+    const found = await ask("accuracy", { mask: state.mask, in: state.in }, "accuracy");
+    if (!found.ready) return fill(place, h("span", { class: "quiet" }, "Still preparing."));
+    const worst = Object.entries(found.with.by_label).map(([label, share]) => [label, found.without.by_label[label] - share]).sort((a, b) => a[1] - b[1])[0];
+    fill(place, h("span", {}, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
+      worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : ""));
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill(place, problem(error, accuracy));
+  }
+}

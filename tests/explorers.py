@@ -1,0 +1,103 @@
+"""Small explorers for the tests: scikit-learn's digits, and a language model of a few letters."""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import spotlights as sl
+import training
+from demos import small_demo
+from spotlights.web.explorer import Explorer
+from spotlights.web.runs import subject_of
+from spotlights.web.subject import Subject, own_subject
+
+ROOT = Path(tempfile.mkdtemp(prefix="spotlights-explorers-"))
+atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
+VERSE = "the wolf and the lamb. the fox and the crow. the ant and the dove. the wolf and the crane. "
+
+
+def prepared(subject: Subject) -> Explorer:
+    """An explorer whose masks and verdict are there already."""
+    explorer = Explorer(subject, prepare=False)
+    explorer._finish(explorer.opened)
+    return explorer
+
+
+@cache
+def digits() -> Explorer:
+    return prepared(subject_of(small_demo().settings.out))
+
+
+class Letters:
+    """A tokenizer of single letters."""
+
+    known = sorted(set(VERSE))
+
+    def encode(self, text: str) -> list[int]:
+        return [self.known.index(letter) for letter in text]
+
+    def decode(self, tokens) -> str:
+        return "".join(self.known[token] for token in tokens)
+
+
+class Speller(nn.Module):
+    """Says which letter may follow, from the letter and the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        letters = len(Letters.known)
+        self.embed = nn.Embedding(letters, 8)
+        self.inner = nn.Linear(16, 12)
+        self.head = nn.Linear(12, letters)
+
+    def forward(self, tokens):
+        now = self.embed(tokens)
+        before = F.pad(now, (0, 0, 1, 0))[:, :-1]
+        return self.head(torch.relu(self.inner(torch.cat([now, before], dim=-1))))
+
+
+@cache
+def speller() -> Explorer:
+    torch.manual_seed(0)
+    model, letters = Speller(), Letters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    text = torch.tensor(letters.encode(VERSE * 3))
+    starts = torch.arange(0, len(text) - 17, 4)
+    path = ROOT / "speller.memory"
+    with sl.record(model, optimizer, path) as recorder:
+        for step in range(60):
+            batch = starts[torch.randint(len(starts), (8,), generator=torch.Generator().manual_seed(step))]
+            rows = text[batch[:, None] + torch.arange(17)]
+            recorder.batch(example=batch, label=rows[:, 1:])
+            loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    passages = {int(start): letters.decode(text[start : start + 17].tolist()) for start in starts}
+    inputs = text[starts[:12, None] + torch.arange(16)]
+    return prepared(
+        own_subject(sl.open(path), model, inputs, tokenizer=letters, show=lambda example: passages[example])
+    )
+
+
+@cache
+def exact_run() -> tuple[sl.Memory, nn.Module]:
+    """A network in float64, recorded with labels and two sources."""
+    model = training.network()
+    optimizer = training.sgd(model, momentum=0.9, weight_decay=0.01)
+    inputs, labels = training.examples()
+    path = ROOT / "exact.memory"
+    with sl.record(model, optimizer, path, dtype="float64") as recorder:
+        for step in range(20):
+            ids = training.chosen(step)
+            recorder.batch(example=ids, label=labels[ids], source=["odd" if i % 2 else "even" for i in ids.tolist()])
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+            optimizer.step()
+    return sl.open(path), model.eval()

@@ -1,0 +1,237 @@
+"""The page in a real browser: choose, see, brush, mask; draw, type; a shared link; nothing leaves the machine."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from playwright.sync_api import Page, sync_playwright
+
+import spotlights as sl
+import training
+from demos import small_demo
+from explorers import digits, speller
+from spotlights.web import Served, serve
+from spotlights.web.subject import own_subject
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def of_digits() -> Iterator[Served]:
+    with serve(digits().subject, port=0) as served:
+        yield served
+
+
+@contextmanager
+def opened(browser, served: Served, state: str = "", size: tuple[int, int] = (1280, 800)) -> Iterator[Page]:
+    """A fresh browser on the page; console errors and requests to elsewhere are failures."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]})
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
+    page.goto(served.url + state)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def shown(page: Page, condition: str = "true") -> None:
+    page.wait_for_function(f"() => document.body.dataset.shown === location.hash && ({condition})")
+
+
+def compared(page: Page, mask: str) -> None:
+    page.wait_for_function("mask => (document.body.dataset.compared ?? '').startsWith(mask)", arg=mask)
+
+
+def logits(page: Page) -> list[float]:
+    return [
+        float(value)
+        for value in page.locator("#compare [data-logit]").evaluate_all("all => all.map(e => e.dataset.logit)")
+    ]
+
+
+def masked_by_library(**conditions) -> torch.Tensor:
+    opened = digits().opened
+    return opened.memory.without(**conditions).primal(opened.model)(digits().subject.inputs.tensors[:1])[0]
+
+
+def test_choose_see_brush_mask(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        first = digits().subject.inputs.ids[0]
+        assert f"q=test%3A{first}" in page.url
+        said = page.inner_text("#said")
+        assert said == str(int(digits().opened.model(digits().subject.inputs.tensors[:1]).argmax()))
+        page.wait_for_selector(".badge.yes")
+        assert page.locator(".badge.yes").count() == 3
+        assert page.locator(".card").count() == 20
+
+        page.click("#controls button:text-is('layers.0')")
+        shown(page, "location.hash.includes('layers.0')")
+        assert page.inner_text("#controls .caution") == "first order"
+        page.keyboard.press("m")
+        shown(page, "location.hash.includes('measure=score')")
+        assert page.locator(".card").count() == 20
+
+        page.wait_for_selector("#time .nsewdrag")
+        box = page.locator("#time .nsewdrag").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 5, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30, steps=4)
+        page.mouse.up()
+        shown(page, "location.hash.includes('steps=')")
+        assert "only steps 0–" in page.inner_text("#steps-chip")
+
+        page.click(f".chip[data-column=label][data-value='{said}']")
+        compared(page, f"label:{said}")
+        expected = masked_by_library(label=int(said))
+        assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+        assert page.inner_text("#masked-said") == str(int(expected.argmax())) != said
+
+
+def test_the_answer_follows_the_slider(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.focus("#steps-1")
+        for _ in range(5):
+            page.keyboard.press("ArrowRight")
+        mask = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')")
+        compared(page, mask)
+        end = int(re.fullmatch(r"steps:0-(\d+)", mask).group(1))
+        assert logits(page) == pytest.approx(masked_by_library(step=range(end)).tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
+    example = digits().subject.inputs.ids[3]
+    state = f"#q=test%3A{example}&layer=layers.1&measure=contribution&target=2&by=slot"
+    state += "&steps=0-20&mask=label%3A1%2C4&in=layers.2"
+    pages = []
+    for _ in range(2):
+        with opened(browser, of_digits, state) as page:
+            shown(page)
+            compared(page, "label:1,4")
+            page.wait_for_selector("#time .scatterlayer .trace:nth-child(3)")
+            pages.append(
+                (page.inner_text("#story"), page.inner_text("#examples"), page.inner_text("#compare"), page.url)
+            )
+            pressed = page.locator("[aria-pressed=true]").all_inner_texts()
+            assert {"layers.1", "contribution", "slots", "1", "4"} <= {text.strip() for text in pressed}
+    assert pages[0] == pages[1]
+
+
+def test_hovering_a_picture_lights_up_its_points(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.hover(".card .thumb >> nth=0")
+        page.wait_for_function("() => document.getElementById('sorted').data.at(-1).x.length > 0")
+        page.wait_for_function("() => document.getElementById('time').layout?.shapes?.length > 0")
+        assert page.locator(".card.lit").count() == 1
+
+
+def test_a_training_example_becomes_the_query_with_a_click(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.click(".card .thumb >> nth=0")
+        shown(page, "location.hash.includes('q=train')")
+        page.go_back()
+        shown(page, "location.hash.includes('q=test')")
+
+
+def test_an_example_is_left_out_with_a_click(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        example = page.get_attribute(".card >> nth=0", "data-example")
+        page.hover(".card >> nth=0")
+        page.click(".card .out >> nth=0")
+        compared(page, f"example:{example}")
+        assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_draw_a_digit(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.click("#ways button:text-is('Draw')")
+        box = page.locator("#pad").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 30, steps=8)
+        page.mouse.up()
+        shown(page, "location.hash.includes('q=pixels')")
+        assert page.inner_text("#said").isdigit()
+        drawn = page.url
+    with opened(browser, of_digits, drawn.removeprefix(of_digits.url)) as page:
+        shown(page)
+        assert page.locator("#story .picture").get_attribute("src").startswith("data:image/png")
+
+
+def test_type_a_prompt_and_click_a_token(browser):
+    with serve(speller().subject, port=0) as served, opened(browser, served) as page:
+        shown(page)
+        page.click("#ways button:text-is('Prompt')")
+        page.fill("#prompt", "the wo")
+        page.click("#send")
+        shown(page, "location.hash.includes('text%3Athe+wo')")
+        page.click("#tokens button >> nth=1")
+        shown(page, "location.hash.includes('at=1')")
+        tokens = torch.tensor([speller().subject.tokenizer.encode("the wo")])
+        said = int(speller().opened.model(tokens)[0, 1].argmax())
+        assert page.text_content("#said") == speller().subject.tokenizer.decode([said])
+        assert page.locator(".cards.text .card").count() > 0
+
+
+def test_a_memory_under_recording(browser, tmp_path):
+    model = training.network(dtype=torch.float32)
+    optimizer = training.sgd(model)
+    path = tmp_path / "live.memory"
+    with sl.record(model, optimizer, path, segment_bytes=1) as recorder:
+        training.train(model, optimizer, range(5), recorder)
+        while sl.open(path).steps < 1:
+            pass
+        with (
+            serve(own_subject(sl.open(path), model, torch.randn(3, 5)), port=0) as served,
+            opened(browser, served) as page,
+        ):
+            shown(page)
+            assert "Still being recorded" in page.inner_text("#notice")
+            training.train(model, optimizer, range(5, 12), recorder)
+            page.wait_for_selector("#newest")
+            page.click("#newest")
+            page.wait_for_function("() => /, (1[0-2]|[6-9]) steps/.test(document.getElementById('title').textContent)")
+
+
+def test_mistakes_are_said_where_they_are(browser, of_digits: Served):
+    with serve(digits().subject, port=0) as served:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{served.url}#q=test:5")
+        page.wait_for_selector("#story .error")
+        assert "No test input has the id 5" in page.inner_text("#story")
+        context.close()
+
+
+def test_it_fits_a_phone(browser, of_digits: Served):
+    with opened(browser, of_digits, size=(390, 844)) as page:
+        shown(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.click("#help")
+        assert page.is_visible("dialog#guide")
+
+
+def test_the_demo_says_how_to_open_it():
+    assert f"spotlights explore {small_demo().settings.out}" in small_demo().printed
