@@ -23,6 +23,8 @@ from spotlights.memory.reader import Block, LayerReader
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from spotlights.attention.influence import Influence, LayerInfluence
+
 KERNELS = ("dot", "cosine", "softmax")
 
 
@@ -90,6 +92,36 @@ class Attention(Measure):
             exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 
+    def influence(self, target: Target, *, damping: float | None = None) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
+
+        The sum over all layers, `memory.attend(model, x).influence(…)`, is the better estimate.
+
+        Args:
+            target: as for `contributions`.
+            damping: λ of the whitening. The measured default is in docs/truth.md; the larger, the more like
+                contributions.
+        """
+        from spotlights.attention.influence import Influence
+
+        part = self._influence_part(target, damping)
+        return Influence([part], self._forward.inputs_of(self.layer.name, target)[1])
+
+    def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
+        from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
+
+        if self.kernel != "dot":
+            raise UnsupportedError(f'Influence is about the plain product, not about kernel="{self.kernel}".')
+        name = self.layer.name
+        return LayerInfluence(
+            self.view,
+            self.layer,
+            self.queries,
+            self._forward.directions(name, target).cpu(),
+            self._forward.inputs_of(name, target)[0],
+            damping=DAMPING if damping is None else damping,
+        )
+
     def plot(self, query: int = 0, **options: Any) -> Figure:
         """The top 500 scores per label and their totals, side by side."""
         from spotlights import figures
@@ -138,6 +170,8 @@ class Contributions(Measure):
         super().__init__(view, layer, queries)
         self.exact = exact
         self._directions = directions
+        self._bias_queries = torch.ones(len(queries))
+        """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
         self._unrolled = view.unrolled(layer.name)
 
     @property
@@ -150,12 +184,13 @@ class Contributions(Measure):
         dtype = self.layer.storage.compute_dtype
         directions = self._directions[chosen].to(dtype)
         weight, bias = self._unrolled.weight.to(dtype), self._unrolled.bias.to(dtype)
+        ones = self._bias_queries[chosen].to(dtype)
 
         def values(block: Block) -> Tensor:
             steps = block.column("step")
             scores = products(block)
             scores *= weight[steps]
-            scores += bias[steps]
+            scores.addr_(ones, bias[steps])
             return scores.mul_(error_products(block, directions))
 
         return values
@@ -202,6 +237,24 @@ class Spotlights(Mapping[str, Attention]):
 
     def __len__(self) -> int:
         return len(self._attentions)
+
+    def influence(self, target: Target, *, damping: float | None = None) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, over all layers.
+
+        Positive: without the example the number would be smaller. Groups: `.totals("label")`. The estimate and
+        its limits are in docs/truth.md; what an answer is made of, exactly, is `contributions`.
+
+        Args:
+            target: a class (the logit of that class), one class for each input, or a function of the model's
+                output that gives one number for each input.
+            damping: λ of the whitening; None for the measured default.
+        """
+        from spotlights.attention.influence import Influence
+
+        attentions = list(self._attentions.values())
+        parts = [attention._influence_part(target, damping) for attention in attentions]
+        inputs = attentions[0]._forward.inputs_of(attentions[0].layer.name, target)[1] if attentions else 0
+        return Influence(parts, inputs)
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

@@ -113,7 +113,7 @@ class Measure(ABC):
             raise SettingError("Give by= or per=, not both: by= adds up slots, per= divides them.")
         if k < 1:
             raise SettingError(f"top({k}): ask for at least one {by}.")
-        return _top_of(self, self.totals(by), k, largest)
+        return top_of(self, self.totals(by), k, largest)
 
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         """Values summed over the slots of each value of a column.
@@ -175,7 +175,7 @@ def ask(measures: Sequence[Measure], questions: Sequence[Question]) -> list[list
     ]
 
 
-def _top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
+def top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
     """The groups with the largest totals, and what their slots have in common; the first seen wins a tie."""
     representative = measure.layer.first_slots(totals.column)
     seen = totals.counts.nonzero().flatten()  # a group without slots in the view has no total
@@ -185,7 +185,7 @@ def _top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
     values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)
     values = values if largest else -values
     where = seen[kept.gather(1, order)]
-    seen_in_view = Visits(measure, totals.column, where)
+    seen_in_view = Visits(measure.layer, measure.view, measure.grouping(totals.column), where)
     slots = seen_in_view.first_slots[:, None]
     counts = totals.counts[where]
     flat = [totals.groups[index] for index in where.reshape(-1).tolist()]

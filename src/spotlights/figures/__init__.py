@@ -22,6 +22,7 @@ from spotlights.figures.canvas import new_figure, save
 from spotlights.figures.explanation import Explanation, LayerExplanation, explain
 from spotlights.figures.images import Captioned, draw_image, draw_images
 from spotlights.figures.page import plot_explanation
+from spotlights.figures.suspects import plot_suspects
 
 __all__ = [
     "Captioned",
@@ -35,6 +36,7 @@ __all__ = [
     "new_figure",
     "plot_attention",
     "plot_explanation",
+    "plot_suspects",
     "plot_top",
     "plot_totals",
     "save",
