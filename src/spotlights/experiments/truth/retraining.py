@@ -7,7 +7,7 @@ one after the other gives is a test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,17 +44,28 @@ class Job:
 
 def retrain(setting: Setting, data: Data, jobs: Sequence[Job]) -> Float[Tensor, "jobs test"]:
     """Trains every job's network, some at once; returns its margin on each test image."""
+    template = setting.network()
+
+    def answer(held: dict[str, Tensor]) -> Tensor:
+        return margins(functional_call(template, held, (data.test_inputs,)), data.test_labels)
+
+    with torch.no_grad():
+        return torch.cat([vmap(answer)(parameters) for parameters in trained(setting, data, jobs)])
+
+
+def trained(setting: Setting, data: Data, jobs: Sequence[Job]) -> Iterator[dict[str, Tensor]]:
+    """The stacked parameters of every job's network, some at a time."""
     if len({len(job.members) for job in jobs}) > 1:
         raise SettingError("Networks that are trained at once need equally many examples each.")
-    starts = range(0, len(jobs), AT_ONCE)
-    return torch.cat([_together(setting, data, jobs[start : start + AT_ONCE]) for start in starts])
+    for start in range(0, len(jobs), AT_ONCE):
+        yield _together(setting, data, jobs[start : start + AT_ONCE])
 
 
-def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> Float[Tensor, "jobs test"]:
+def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> dict[str, Tensor]:
     networks = [initial_network(setting, job.seed) for job in jobs]
     template = networks[0]
-    parameters, _ = stack_module_state(networks)
-    parameters = {name: held.detach() for name, held in parameters.items()}
+    stacked, _ = stack_module_state(networks)
+    parameters = {name: held.detach() for name, held in stacked.items()}
 
     def loss(held: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(template, held, (inputs,)), labels)
@@ -66,8 +77,7 @@ def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> Float[Tensor
         for epoch in orders.unbind(1):
             for batch in epoch.split(setting.batch, dim=1):
                 step(gradients(parameters, data.inputs[batch], data.labels[batch]))
-        answers = vmap(lambda held: functional_call(template, held, (data.test_inputs,)))(parameters)
-    return margins(answers, data.test_labels.expand(len(jobs), -1))
+    return parameters
 
 
 def _optimizer(setting: Setting, parameters: dict[str, Tensor]) -> Callable[[dict[str, Tensor]], None]:
