@@ -6,9 +6,9 @@
     spotlights evaluate truth mnist-mlp --out runs/truth      # the table, now with the peers
 
 Each peer writes one file, `scores/NAME.npz`, with a number for each test image and training image and its seconds;
-whatever lies there is scored against the same retrained networks. All peers get the network of the recorded run (TRAK with
-ten models gets ten of its own) and the margin of the true class as the number of interest. What a package lets one
-tune is tuned in its favour: the table has every value that was tried.
+whatever lies there is scored against the same retrained networks. All peers get the network of the recorded run (TRAK
+with ten models gets ten of its own) and the margin of the true class as the number of interest. EK-FAC gets several
+dampings, and the table has each.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> Tenso
     train, test = loaders(data, 500)
     with torch.no_grad():
         attributor.cache(train)
-        return attributor.attribute(train, test).T
+        return attributor.attribute(test).T
 
 
 # -- kronfluence ------------------------------------------------------------------------------

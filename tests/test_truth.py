@@ -13,6 +13,7 @@ import spotlights as sl
 from spotlights.cli import app
 from spotlights.experiments.truth import settings as truth_settings
 from spotlights.experiments.truth.ground_truth import halves, retrained
+from spotlights.experiments.truth.harness import evaluate
 from spotlights.experiments.truth.retraining import Job, retrain
 from spotlights.experiments.truth.scoring import auc, ceiling, flipped, lds, precision_at, ranks, spearman
 from spotlights.experiments.truth.settings import Data, Setting, epoch_orders, initial_network, margins
@@ -180,6 +181,4 @@ def test_an_unknown_setting_is_a_sentence():
     assert result.exit_code == 2
     assert "There are: mnist-mlp" in result.stderr
     with pytest.raises(sl.SettingError, match="at least 4"):
-        from spotlights.experiments.truth.harness import evaluate
-
         evaluate("mnist-mlp", out=Path("nowhere"), retrains=2)

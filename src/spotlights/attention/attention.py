@@ -104,21 +104,19 @@ class Attention(Measure):
         """
         from spotlights.attention.influence import Influence
 
-        part = self._influence_part(target, damping)
-        return Influence([part], self._forward.inputs_of(self.layer.name, target)[1])
+        owners, inputs = self._forward.inputs_of(self.layer.name, target)
+        return Influence([self._influence_part(target, damping)], [owners], inputs=inputs)
 
     def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
         from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
 
         if self.kernel != "dot":
             raise UnsupportedError(f'Influence is about the plain product, not about kernel="{self.kernel}".')
-        name = self.layer.name
         return LayerInfluence(
             self.view,
             self.layer,
             self.queries,
-            self._forward.directions(name, target).cpu(),
-            self._forward.inputs_of(name, target)[0],
+            self._forward.directions(self.layer.name, target).cpu(),
             damping=DAMPING if damping is None else damping,
         )
 
@@ -253,8 +251,8 @@ class Spotlights(Mapping[str, Attention]):
 
         attentions = list(self._attentions.values())
         parts = [attention._influence_part(target, damping) for attention in attentions]
-        inputs = attentions[0]._forward.inputs_of(attentions[0].layer.name, target)[1] if attentions else 0
-        return Influence(parts, inputs)
+        rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
+        return Influence(parts, [owners for owners, _ in rows], inputs=max((count for _, count in rows), default=0))
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

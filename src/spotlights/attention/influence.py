@@ -39,7 +39,6 @@ class LayerInfluence(Contributions):
         layer: LayerReader,
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
-        inputs: Int64[Tensor, "queries"],
         *,
         damping: float,
     ) -> None:
@@ -47,8 +46,6 @@ class LayerInfluence(Contributions):
         keys, ones = whitened(queries, moment, damping=damping, bias="bias" in layer.entry.trained)
         super().__init__(view, layer, keys, directions, exact=False)
         self._bias_queries = ones
-        self.inputs = inputs
-        """Which input each query belongs to."""
         self.damping = damping
 
     @property
@@ -67,10 +64,14 @@ class Influence:
     better estimate) and `Attention.influence` (one layer's share).
     """
 
-    def __init__(self, parts: Sequence[LayerInfluence], inputs: int) -> None:
+    def __init__(
+        self, parts: Sequence[LayerInfluence], owners: Sequence[Int64[Tensor, "queries"]], *, inputs: int
+    ) -> None:
+        """`owners`: for each part, which input each of its queries belongs to."""
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         self._parts = parts
+        self._owners = owners
         self._inputs = inputs
         self._totals: dict[tuple[str, int | None], Totals] = {}
 
@@ -108,10 +109,10 @@ class Influence:
                 labels.setdefault(label, len(labels))
         values = torch.zeros(self._inputs, len(labels), dtype=torch.float64)
         counts = torch.zeros(len(labels), dtype=torch.int64)
-        for part, each in zip(self._parts, found, strict=True):
+        for owners, each in zip(self._owners, found, strict=True):
             where = torch.tensor([labels[label] for label in each.groups], dtype=torch.int64)
             mine = torch.zeros(self._inputs, len(each.groups), dtype=torch.float64)
-            values[:, where] += mine.index_add_(0, part.inputs, each.values)
+            values[:, where] += mine.index_add_(0, owners, each.values)
             counts[where] = torch.maximum(counts[where], each.counts)
         layer = self._parts[0].layer.name if len(self._parts) == 1 else "all layers"
         return replace(found[0], layer=layer, values=values, counts=counts, groups=list(labels), note=self.note)
@@ -135,12 +136,7 @@ class Influence:
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
-        parts = []
-        for part in self._parts:
-            joined = object.__new__(LayerInfluence)
-            joined.__dict__.update(part.__dict__, inputs=torch.zeros_like(part.inputs))
-            parts.append(joined)
-        return Influence(parts, 1)
+        return Influence(self._parts, [torch.zeros_like(owners) for owners in self._owners], inputs=1)
 
     def numpy(self) -> Any:
         """Of shape (inputs, examples), in the order of `totals("example").groups`."""

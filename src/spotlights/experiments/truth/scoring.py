@@ -75,7 +75,7 @@ def correlation(
 def ceiling(first: Float[Tensor, "subsets test"], again: Float[Tensor, "subsets test"]) -> Score:
     """About the best score possible: retraining on the same halves with other seeds does not agree with itself fully.
 
-    If both are the same signal with noise of their own, their correlation is the square of that of either with the signal.
+    If both are one signal with noise of their own, their correlation is the square of either's with the signal.
     """
     both = correlation(first, again)
     root = max(both.mean, 0.0) ** 0.5
