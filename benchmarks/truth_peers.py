@@ -111,23 +111,32 @@ def grad_dot(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> T
     return -attributor.attribute(train, test).T
 
 
-def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> Tensor:
+def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: Path) -> Tensor:
+    """The mean over models of TRAK's kernel, times the mean of 1 − p; each model's part is kept, for it takes long."""
+    parts = [trak_part(setting, data, state, folder / f"trak-{number}.pt") for number, state in enumerate(states)]
+    kernels, doubts = (torch.stack(held).mean(dim=0) for held in zip(*parts, strict=True))
+    return kernels * doubts
+
+
+def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor]:
     from dattri.algorithm.trak import TRAKAttributor
 
-    task, model = _task(setting, states)
+    if not path.exists():
+        task, model = _task(setting, [state])
 
-    def probability(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
-        image, label = pair
-        return (-F.cross_entropy(functional_call(model, params, (image[None],)), label[None])).exp()
+        def probability(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
+            image, label = pair
+            return (-F.cross_entropy(functional_call(model, params, (image[None],)), label[None])).exp()
 
-    # TRAK's features are gradients of the margin, for training images too.
-    task.loss_func, task.grad_loss_func = task.target_func, task.grad_target_func
-    attributor = TRAKAttributor(task, probability, projector_kwargs={"proj_dim": PROJECTION})
-    attributor.grad_loss_func = attributor.grad_target_func
-    train, test = loaders(data, 500)
-    with torch.no_grad():
-        attributor.cache(train)
-        return attributor.attribute(test).T
+        attributor = TRAKAttributor(task, probability, projector_kwargs={"proj_dim": PROJECTION})
+        attributor.grad_loss_func = attributor.grad_target_func  # TRAK's features are gradients of the margin
+        train, test = loaders(data, len(data))  # the projection is drawn anew for every batch
+        with torch.no_grad():
+            attributor.cache(train)
+            doubt, attributor.Q = attributor.Q, torch.ones(len(data))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save((attributor.attribute(test).T, doubt), path)
+    return torch.load(path, weights_only=True)
 
 
 # -- kronfluence ------------------------------------------------------------------------------
@@ -231,8 +240,12 @@ def main() -> None:
     for damping in DAMPINGS:
         shown = "own damping" if damping is None else f"damping {damping:g}"
         kept(f"EK-FAC, {shown} (kronfluence)", "ekfac", lambda d=damping: ekfac(setting, data, state, folder, d))
-    kept("TRAK, 1 model (dattri)", "trak", lambda: trak(setting, data, [state]))
-    kept(f"TRAK, {MODELS} models (dattri)", "trak10", lambda: trak(setting, data, ensemble(setting, data, folder)))
+    kept("TRAK, 1 model (dattri)", "trak", lambda: trak(setting, data, [state], folder / "trak-1"))
+    kept(
+        f"TRAK, {MODELS} models (dattri)",
+        "trak10",
+        lambda: trak(setting, data, ensemble(setting, data, folder), folder / "trak-10"),
+    )
     kept(
         f"TracIn, {CHECKPOINTS} checkpoints (dattri)",
         "tracin",
