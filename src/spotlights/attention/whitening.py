@@ -74,12 +74,15 @@ class MomentsReducer(Reducer):
         self._visits += other._visits
 
     def result(self) -> Float[Tensor, "keys_and_1 keys_and_1"]:
+        """The whole matrix."""
+        whole = self.fresh()
+        whole.merge(self)
         if self._layer.entry.indexed:
             for keys in self._layer.key_table():
                 rows = keys.rows if keys.scale is None else keys.rows * keys.scale[:, None]
-                self._add(rows, self._visits[keys.place].to(rows.dtype))
-        self._sum[-1, :-1] = self._sum[:-1, -1]
-        return self._sum
+                whole._add(rows, self._visits[keys.place].to(rows.dtype))
+        whole._sum[-1, :-1] = whole._sum[:-1, -1]
+        return whole._sum
 
 
 def whitened(
