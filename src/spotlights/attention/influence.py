@@ -65,7 +65,7 @@ class Influence:
     """
 
     def __init__(
-        self, parts: Sequence[LayerInfluence], owners: Sequence[Int64[Tensor, "queries"]], *, inputs: int
+        self, parts: Sequence[LayerInfluence], owners: Sequence[Int64[Tensor, "_"]], *, inputs: int
     ) -> None:
         """`owners`: for each part, which input each of its queries belongs to."""
         if not parts:
