@@ -34,5 +34,6 @@ def test_every_command_the_readme_names_exists():
     from spotlights.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    named = set(re.findall(r"^spotlights (\w+)", "\n".join(blocks("sh")), re.M))
+    known |= {group.name for group in app.registered_groups}
+    named = set(re.findall(r"^spotlights ([\w-]+)", "\n".join(blocks("sh")), re.M))
     assert named <= known, f"The README names commands that do not exist: {named - known}"

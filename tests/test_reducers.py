@@ -27,6 +27,8 @@ from spotlights.attention.reducers import (
     ScoresReducer,
     TotalsReducer,
 )
+from spotlights.attention.suspects import DisagreementReducer
+from spotlights.attention.whitening import MomentsReducer
 
 few = settings(max_examples=6, deadline=None)
 
@@ -223,6 +225,27 @@ class TestVisits(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return (reducer.visits,)
+
+
+class TestMoments(ReducerContract):
+    def make(self) -> Reducer:
+        return MomentsReducer(attention(self.layer).layer)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.result(),)
+
+
+class TestMomentsOfIndexedKeys(TestMoments):
+    layer = "0"
+
+
+class TestDisagreement(ReducerContract):
+    def make(self) -> Reducer:
+        found = attention("2")
+        return DisagreementReducer(found.grouping("example"), 6, found.view.reader.log("2").factor)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return reducer.errors, reducer.norms, reducer.visits
 
 
 def test_every_reducer_keeps_the_contract():

@@ -273,6 +273,75 @@ def reproduce(
     _print_json({"page": str(page)}) if as_json else typer.echo(page)
 
 
+@app.command(epilog="Example:  [bold]spotlights audit runs/demo/demo.memory --data mnist[/]")
+def audit(
+    memory: MemoryPath,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many suspects.")] = 100,
+    data: Annotated[
+        str | None, typer.Option(help="mnist, fashion-mnist or digits: whose pictures to show.", show_default=False)
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="A file with one example on each line; its id is its line, from 0.", show_default=False),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; audit/NAME by default.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank the training examples that look mislabelled, also while training runs; writes CSV and HTML."""
+    with _plain_errors(), _waiting("Adding up the errors of every visit"):
+        from spotlights.report import write_audit
+
+        folder = Path("audit") / memory.resolve().stem if out is None else out
+        suspects, page = write_audit(memory, folder, k=k, data=data, texts=texts)
+    if as_json:
+        _print_json({"page": str(page), "suspects": list(suspects.rows())})
+    else:
+        _print(suspects)
+        typer.echo(page)
+
+
+@app.command(
+    "retrain-check", epilog="Example:  [bold]spotlights retrain-check runs/mnist-single-paper-0 --without label=3[/]"
+)
+def retrain_check(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that spotlights run made, with its memory.")],
+    without: Annotated[
+        list[str],
+        typer.Option(help="What to leave out: label=3, source=mnist, example=17,42. Several must all be met."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Really retrain without a group; put the estimate, the mask and the truth side by side."""
+    with _plain_errors():
+        from spotlights.experiments import retrain_check as check
+
+        found = check.retrain_check(run, **check.parse_group(without))
+    _print_json(asdict(found)) if as_json else _print(found)
+
+
+evaluations = typer.Typer(help="Measure how good the answers are.", no_args_is_help=True)
+app.add_typer(evaluations, name="evaluate")
+
+
+@evaluations.command(epilog="Example:  [bold]spotlights evaluate truth mnist-mlp --retrains 100[/]")
+def truth(
+    setting: Annotated[str, typer.Argument(help="mnist-mlp, fashion-mlp or mnist-cnn.")] = "mnist-mlp",
+    retrains: Annotated[int, typer.Option(min=4, help="Networks retrained on random halves, with fresh seeds.")] = 100,
+    again: Annotated[int, typer.Option(min=0, help="How many of them again: what noise allows at best.")] = 0,
+    same: Annotated[int, typer.Option(min=0, help="Networks retrained with the same initial weights and order.")] = 0,
+    removals: Annotated[int, typer.Option(min=0, help="Test images whose top examples are dropped.")] = 0,
+    out: Annotated[Path, typer.Option(help="The folder; goes on with what lies there.")] = Path("runs/truth"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what the memory estimates with networks that were really trained without some examples."""
+    with _plain_errors():
+        from spotlights.experiments.truth.harness import evaluate
+
+        found = evaluate(setting, out=out, retrains=retrains, again=again, same=same, removals=removals, quick=quick)
+    _print_json(found.as_dict()) if as_json else _print(found)
+
+
 # -- talking ----------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from spotlights.attention.attention import KERNELS
 from spotlights.attention.forward import ForwardPass, find_module
 from spotlights.attention.measure import View
 from spotlights.attention.replay import is_replayed, replay
+from spotlights.attention.suspects import Suspects, find_suspects
 from spotlights.attention.tables import Printable, build
 from spotlights.dual import dual_model, primal_model
 from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError, UnsupportedError
@@ -281,6 +282,18 @@ class Memory:
         from spotlights.web import explore
 
         return explore(self, model, inputs, **options)
+
+    def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
+        """The k training examples of this view that look most mislabelled, with the class the network says instead.
+
+        Ranks by the sum over visits of the norm of the last layer's error (docs/truth.md has how well). Works
+        while training still runs.
+
+        Args:
+            k: how many.
+            layer: the layer that gives the answer; the last one that was recorded by default.
+        """
+        return find_suspects(self._view, k, layer)
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64."""

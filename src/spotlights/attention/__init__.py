@@ -1,7 +1,19 @@
 """Attention: one scan over a memory's slots answers every question about them."""
 
 from spotlights.attention.attention import Attention, Contributions, Spotlights
+from spotlights.attention.influence import Influence
 from spotlights.attention.questions import AskTop, AskTotals
 from spotlights.attention.results import Top, Totals
+from spotlights.attention.suspects import Suspects
 
-__all__ = ["AskTop", "AskTotals", "Attention", "Contributions", "Spotlights", "Top", "Totals"]
+__all__ = [
+    "AskTop",
+    "AskTotals",
+    "Attention",
+    "Contributions",
+    "Influence",
+    "Spotlights",
+    "Suspects",
+    "Top",
+    "Totals",
+]

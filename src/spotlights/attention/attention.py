@@ -24,6 +24,8 @@ from spotlights.optimizers import rule_named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from spotlights.attention.influence import Influence, LayerInfluence
+
 KERNELS = ("dot", "cosine", "softmax")
 
 
@@ -101,6 +103,34 @@ class Attention(Measure):
             exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 
+    def influence(self, target: Target, *, damping: float | None = None) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
+
+        The sum over all layers, `memory.attend(model, x).influence(…)`, is the better estimate.
+
+        Args:
+            target: as for `contributions`.
+            damping: λ of the whitening. The measured default is in docs/truth.md; the larger, the more like
+                contributions.
+        """
+        from spotlights.attention.influence import Influence
+
+        owners, inputs = self._forward.inputs_of(self.layer.name, target)
+        return Influence([self._influence_part(target, damping)], [owners], inputs=inputs)
+
+    def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
+        from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
+
+        if self.kernel != "dot":
+            raise UnsupportedError(f'Influence is about the plain product, not about kernel="{self.kernel}".')
+        return LayerInfluence(
+            self.view,
+            self.layer,
+            self.queries,
+            self._forward.directions(self.layer.name, target).cpu(),
+            damping=DAMPING if damping is None else damping,
+        )
+
     def plot(self, query: int = 0, **options: Any) -> Figure:
         """The top 500 scores per label and their totals, side by side."""
         from spotlights import figures
@@ -149,6 +179,8 @@ class Contributions(Measure):
         super().__init__(view, layer, queries)
         self.exact = exact
         self._directions = directions
+        self._bias_queries = torch.ones(len(queries))
+        """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
         self._unrolled = view.unrolled(layer.name)
 
     @property
@@ -159,7 +191,7 @@ class Contributions(Measure):
         return "; ".join(n for n in (order, rounding, super().note) if n) or None
 
     def values(self, chosen: slice) -> Values | SweptValues:
-        return self._unrolled.contributions(self.queries[chosen], self._directions[chosen])
+        return self._unrolled.contributions(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:
@@ -204,6 +236,24 @@ class Spotlights(Mapping[str, Attention]):
 
     def __len__(self) -> int:
         return len(self._attentions)
+
+    def influence(self, target: Target, *, damping: float | None = None) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, over all layers.
+
+        Positive: without the example the number would be smaller. Groups: `.totals("label")`. The estimate and
+        its limits are in docs/truth.md; what an answer is made of, exactly, is `contributions`.
+
+        Args:
+            target: a class (the logit of that class), one class for each input, or a function of the model's
+                output that gives one number for each input.
+            damping: λ of the whitening; None for the measured default.
+        """
+        from spotlights.attention.influence import Influence
+
+        attentions = list(self._attentions.values())
+        parts = [attention._influence_part(target, damping) for attention in attentions]
+        rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
+        return Influence(parts, [owners for owners, _ in rows], inputs=max((count for _, count in rows), default=0))
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

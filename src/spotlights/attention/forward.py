@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
@@ -99,6 +99,20 @@ class ForwardPass:
         outputs = self.calls[layer].outputs
         gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return torch.cat([g.reshape(-1, g.shape[-1]) for g in gradients])
+
+    def inputs_of(self, layer: str, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query of a layer belongs to, and how many inputs there are."""
+        count = len(self._numbers_of_interest(target))
+        owners = []
+        for query in self.calls[layer].queries:
+            rows = query.numel() // query.shape[-1]
+            if count == 0 or rows % count:
+                raise ShapeMismatchError(
+                    f'Layer "{layer}" has {rows} rows for {count} inputs, so it cannot be said which row belongs to '
+                    "which input. Give the inputs batch first, and a target with one number for each input."
+                )
+            owners.append(torch.arange(count).repeat_interleave(rows // count))
+        return torch.cat(owners), count
 
     def _numbers_of_interest(self, target: Target) -> Float[Tensor, "inputs"]:
         if callable(target):

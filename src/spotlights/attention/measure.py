@@ -185,7 +185,7 @@ def top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
     values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)
     values = values if largest else -values
     where = seen[kept.gather(1, order)]
-    seen_in_view = Visits(measure, totals.column, where)
+    seen_in_view = Visits(measure.layer, measure.view, measure.grouping(totals.column), where)
     slots = seen_in_view.first_slots[:, None]
     counts = totals.counts[where]
     flat = [totals.groups[index] for index in where.reshape(-1).tolist()]

@@ -43,10 +43,14 @@ class Pairs:
     """Some queries, each with its direction."""
 
     def __init__(
-        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
     ) -> None:
         self._queries = queries
         self._directions = directions
+        self._bias_directions = directions * bias_queries[:, None]
         self._pairs = [_pair(x, g) for x, g in zip(queries, directions, strict=True)]
 
     def __len__(self) -> int:
@@ -59,7 +63,7 @@ class Pairs:
     def contributions(self, block: Block, side: Side, weight: Factor, bias: Factor) -> Float[Tensor, "queries rows"]:
         """What each slot of one step adds, with that step's factors."""
         result = self.empty(len(block))
-        of_bias = self._directions * bias
+        of_bias = self._bias_directions * bias
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
             made = self._through_weight(keys.rows, errors.rows, side, weight)
             if keys.scale is not None:

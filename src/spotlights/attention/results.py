@@ -28,7 +28,7 @@ class Top(Printable):
 
     layer: str
     what: str
-    """"score" or "contribution"."""
+    """"score", "contribution" or "influence"."""
     values: Float[Tensor, "queries groups k"]
     slots: Int64[Tensor, "queries groups k"]
     """Numbers of the slots, -1 where a group has fewer than k. With by="example", one slot of the example."""
@@ -78,7 +78,7 @@ class Top(Printable):
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row for each query and slot."""
-        return _frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
+        return frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
 
     def plot(self, query: int = 0, **options: Any) -> Figure:
         """The values in descending order, by group (the paper's figures 4 and 6)."""
@@ -143,7 +143,7 @@ class Totals(Printable):
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row for each query and group."""
-        return _frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
+        return frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
 
     def plot(self, query: int = 0, **options: Any) -> Figure:
         """The totals as bars, or as a line over ranges (the paper's figures 5 and 7)."""
@@ -152,7 +152,8 @@ class Totals(Printable):
         return figures.plot_totals(self, query, **options)
 
 
-def _frame(rows: Iterator[dict[str, Any]]) -> pandas.DataFrame:
+def frame(rows: Iterator[dict[str, Any]]) -> pandas.DataFrame:
+    """Rows as a data frame, or a sentence that says what to install."""
     try:
         import pandas
     except ImportError:

@@ -54,9 +54,12 @@ class Unrolled(ABC):
 
     @abstractmethod
     def contributions(
-        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
     ) -> Values | SweptValues:
-        """What each slot adds to the layer's output in some direction."""
+        """What each slot adds to the layer's output in some direction; a query's own 1, for the bias, apart."""
 
 
 class UnrolledNumbers(Unrolled):
@@ -92,17 +95,21 @@ class UnrolledNumbers(Unrolled):
         return reducer.output
 
     def contributions(
-        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
     ) -> Values:
         products = Products(self._layer, queries)
         dtype = self._layer.storage.compute_dtype
-        directions, weight, bias = directions.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        directions, ones = directions.to(dtype), bias_queries.to(dtype)
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
 
         def values(block: Block) -> Tensor:
             steps = block.column("step")
             scores = products(block)
             scores *= weight[steps]
-            scores += bias[steps]
+            scores.addr_(ones, bias[steps])
             return scores.mul_(error_products(block, directions))
 
         return values
@@ -147,10 +154,13 @@ class UnrolledMatrices(Unrolled):
         return queries.double() @ parts.weight.T + parts.bias
 
     def contributions(
-        self, queries: Float[Tensor, "queries in_features"], directions: Float[Tensor, "queries out_features"]
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
     ) -> SweptValues:
         dtype = self._layer.storage.compute_dtype
-        return _SweptContributions(self._sweep, Pairs(queries.to(dtype), directions.to(dtype)))
+        return _SweptContributions(self._sweep, Pairs(queries.to(dtype), directions.to(dtype), bias_queries.to(dtype)))
 
 
 class _SweptContributions(SweptValues):

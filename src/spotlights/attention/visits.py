@@ -9,24 +9,25 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from spotlights.attention.grouping import column_values
+from spotlights.attention.grouping import Grouping, column_values
 from spotlights.attention.scan import MAX_ROWS
+from spotlights.memory.reader import LayerReader
 
 if TYPE_CHECKING:
-    from spotlights.attention.measure import Measure
+    from spotlights.attention.measure import View
     from spotlights.attention.results import Label
 
 
 class Visits:
     """The slots of some groups of a view."""
 
-    def __init__(self, measure: Measure, column: str, groups: Int64[Tensor, "..."]) -> None:
-        self._measure = measure
-        grouping = measure.grouping(column)
+    def __init__(self, layer: LayerReader, view: View, grouping: Grouping, groups: Int64[Tensor, "..."]) -> None:
+        self._layer = layer
+        self._view = view
         wanted = torch.zeros(len(grouping), dtype=torch.bool)
         wanted[groups] = True
         slots, codes = [groups.new_empty(0)], [groups.new_empty(0)]
-        for block in measure.layer.blocks(measure.view.selection, MAX_ROWS):
+        for block in layer.blocks(view.selection, MAX_ROWS):
             of_block = grouping.codes(block)
             rows = wanted[of_block].nonzero().flatten()
             slots.append(block.slots[rows])
@@ -43,8 +44,8 @@ class Visits:
 
     def agreed(self, name: str) -> list[Label]:
         """A column's value for each group, flat; None where its slots do not agree."""
-        entry = self._measure.view.reader.manifest.columns[name]
-        values = self._measure.layer.column_at(name, self._slots).numpy()
+        entry = self._view.reader.manifest.columns[name]
+        values = self._layer.column_at(name, self._slots).numpy()
         first = values[self._first.numpy()]
         differs = (values != first[self._group]) & ~((values != values) & (first != first)[self._group])
         agree = np.ones(len(first), dtype=bool)

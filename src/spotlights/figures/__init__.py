@@ -20,12 +20,14 @@ from spotlights.figures.attention import (
 )
 from spotlights.figures.canvas import new_figure, save
 from spotlights.figures.explanation import Explanation, LayerExplanation, explain
-from spotlights.figures.images import Captioned, draw_image, draw_images
+from spotlights.figures.images import Captioned, ImageOf, draw_image, draw_images
 from spotlights.figures.page import plot_explanation
+from spotlights.figures.suspects import plot_suspects
 
 __all__ = [
     "Captioned",
     "Explanation",
+    "ImageOf",
     "LayerExplanation",
     "draw_image",
     "draw_images",
@@ -35,6 +37,7 @@ __all__ = [
     "new_figure",
     "plot_attention",
     "plot_explanation",
+    "plot_suspects",
     "plot_top",
     "plot_totals",
     "save",

@@ -35,11 +35,11 @@ def draw_image(axes: Axes, pixels: Shaped[np.ndarray, "height width"], *, frame:
         spine.set(visible=True, color=frame, linewidth=2.0)
 
 
-def draw_images(axes: Axes, images: Sequence[Captioned]) -> None:
-    """Draws images in a row that fills the axes, each with words above and below it."""
+def draw_images(axes: Axes, images: Sequence[Captioned], *, across: int | None = None) -> None:
+    """Draws images in a row, each with words above and below it; the row fills the axes, or has room for `across`."""
     axes.axis("off")
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    width = 1 / max(len(images), 1)
+    width = 1 / max(across or len(images), 1)
     for index, image in enumerate(images):
         middle = (index + 0.5) * width
         inset = axes.inset_axes((index * width + 0.02, 0.27, width - 0.04, 0.60))

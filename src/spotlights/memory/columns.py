@@ -20,7 +20,7 @@ from spotlights.memory.manifest import ColumnEntry
 
 MISSING_INT = torch.iinfo(torch.int64).min
 MISSING_STRING = -1
-RESERVED = ("step", "position", "slot", "score", "contribution", "rank", "query", "total")
+RESERVED = ("step", "position", "slot", "score", "contribution", "influence", "rank", "query", "total")
 
 _DTYPES = {"int": torch.int64, "float": torch.float64, "string": torch.int64}
 _MISSING: dict[str, float] = {"int": MISSING_INT, "float": float("nan"), "string": MISSING_STRING}

@@ -396,6 +396,8 @@ class MemoryReader:
         self.segments = [Segment(directory, e, self.manifest, maps) for e in self.manifest.segments]
         self.layers = {n: LayerReader(n, entry, self) for n, entry in self.manifest.layers.items()}
         self._logs: dict[str, StepLog] = {}
+        self.moments: dict[str, Tensor] = {}
+        """Of each layer's keys, once somebody has asked for them."""
 
     @property
     def nbytes(self) -> int:

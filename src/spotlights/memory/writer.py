@@ -37,6 +37,7 @@ from spotlights.memory.manifest import (
     read_manifest,
     write_manifest,
 )
+from spotlights.memory.moments import FILE as MOMENTS
 from spotlights.memory.slots import Rows, StepRecord, plain
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.tensors import map_tensors, write_tensors
@@ -148,7 +149,8 @@ class MemoryWriter:
         (directory / "segments").mkdir(exist_ok=True)
         for old in (directory / "segments").iterdir():
             old.unlink()
-        (directory / "final.safetensors").unlink(missing_ok=True)
+        for old in (directory / "final.safetensors", directory / MOMENTS):
+            old.unlink(missing_ok=True)
         entry = _write_file(directory / "initial.safetensors", initial)
         manifest = Manifest(initial=entry, **manifest_without_initial)  # type: ignore[arg-type]
         write_manifest(directory, manifest)
@@ -389,7 +391,7 @@ def _is_unfinished(directory: Path) -> bool:
     """Whether a process was killed while it made this memory: all that is there is of our making."""
     if not directory.is_dir():
         return False
-    files = {"initial.safetensors", "initial.safetensors.part", "final.safetensors", FILE + ".part"}
+    files = {"initial.safetensors", "initial.safetensors.part", "final.safetensors", MOMENTS, FILE + ".part"}
     mine = [p.is_file() and p.name in files for p in directory.iterdir() if p.name != "segments"]
     segments = directory / "segments"
     if segments.is_dir():

@@ -71,15 +71,16 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     sections += [_section(group, out) for group in track(groups, len(groups), "drawing")]
     sections.append(_exactness(groups))
     page = out / PAGE
-    page.write_text(_page("\n".join(sections)), encoding="utf-8")
+    page.write_text(whole_page("\n".join(sections), "Spotlights: the paper's image experiments"), encoding="utf-8")
     return page
 
 
-def _page(body: str) -> str:
+def whole_page(body: str, title: str) -> str:
+    """An HTML page that needs nothing else."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Spotlights: the paper's image experiments</title><style>{_CSS}</style></head>
+<title>{escape(title)}</title><style>{_CSS}</style></head>
 <body><main>
 {body}
 <footer>Written by spotlights {escape(__version__)}.</footer>
@@ -115,16 +116,16 @@ def _section(group: Group, out: Path) -> str:
         parts.append("<h3>Masked: what if it had never seen the other task?</h3>")
         head = ["mask", *(f"{source} (%)" for source in results.sources)]
         parts.append(tables.html_table(head, tables.mask_rows(group)))
-        parts += [_figure(shown, out) for shown in forgetting_figures(results, run, group.name)]
+        parts += [embedded(shown, out) for shown in forgetting_figures(results, run, group.name)]
     parts.append("<h3>Over the whole test set</h3>")
     if len(results.sources) > 1:
         head = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
         parts.append(tables.html_table(head, tables.cross_task_rows(group), numbers_from=3))
-    parts += [_figure(shown, out) for shown in test_set_figures(results, run, group.name)]
+    parts += [embedded(shown, out) for shown in test_set_figures(results, run, group.name)]
     for index, case in enumerate(results.cases):
         parts.append(f"<h3>{escape(describe(results, case))}</h3>")
         prefix = f"{group.name}-{index + 1}"
-        parts += [_figure(shown, out) for shown in case_figures(results, case, run, prefix)]
+        parts += [embedded(shown, out) for shown in case_figures(results, case, run, prefix)]
     return "\n".join(parts)
 
 
@@ -158,7 +159,7 @@ is the target or the network's output.</p>
 <div class="scroll">{tables.html_table(head, tables.vote_rows(group), numbers_from=2)}</div>"""
 
 
-def _figure(shown: Shown, out: Path) -> str:
+def embedded(shown: Shown, out: Path) -> str:
     """Writes the figure's files; returns it with the image inside."""
     png = save(shown.figure, out / FIGURES / f"{shown.name}.png")
     shown.figure.set_layout_engine("none")  # all has its place now: finding it again would take long

@@ -1,0 +1,1 @@
+"""How truthful are the answers? Estimates against networks that were really trained without some examples."""

@@ -1,0 +1,276 @@
+"""Influence: contributions with whitened queries, added up over visits and layers; moments kept with the memory."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spotlights as sl
+from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
+from spotlights.attention.whitening import key_moments
+from spotlights.memory.moments import FILE
+
+
+def damped(run: Run, layer: str, damping: float, bias: bool) -> Tensor:
+    """(C + λ mean(diag C) I)⁻¹, from plain lists."""
+    keys = run.keys(layer).double()
+    if bias:
+        keys = torch.cat([keys, torch.ones(len(keys), 1)], dim=1)
+    moment = keys.T @ keys / len(keys)
+    return torch.linalg.inv(moment + damping * moment.diagonal().mean() * torch.eye(len(moment), dtype=torch.float64))
+
+
+def dense(run: Run, layer: str, target: int, damping: float, *, bias: bool = True) -> Tensor:
+    """The influence of every slot, straight from the equation: (inputs, slots)."""
+    seen = []
+    hook = run.model.get_submodule(layer).register_forward_hook(lambda m, args, out: seen.append((args[0], out)))
+    logits = run.model(run.queries)
+    hook.remove()
+    ((query, output),) = seen
+    direction = torch.autograd.grad(logits[:, target].sum(), output)[0].double()
+    query = query.detach().double()
+    inverse = damped(run, layer, damping, bias)
+    if bias:
+        query = torch.cat([query, torch.ones(len(query), 1)], dim=1)
+    values, coefficients = [], per_step(run)
+    for slot in run.slots[layer]:
+        key = torch.cat([slot.key.double(), torch.ones(1)]) if bias else slot.key.double()
+        values.append(coefficients[slot.step] * (query @ inverse @ key) * (direction @ slot.error.double()))
+    return torch.stack(values, dim=1)
+
+
+def per_step(run: Run) -> list[float]:
+    """What torch's SGD makes of a unit gradient at each step: one column of a matrix for each."""
+    steps = len(run.lrs)
+    held = nn.Parameter(torch.zeros(steps, dtype=torch.float64))
+    optimizer = torch.optim.SGD([held], **run.options)
+    for at in range(steps):
+        held.grad = run.factors[at] * torch.eye(steps, dtype=torch.float64)[at]
+        optimizer.param_groups[0]["lr"] = run.lrs[at]
+        optimizer.step()
+    return held.detach().tolist()
+
+
+def by_example(run: Run, values: Tensor, layer: str) -> dict[object, Tensor]:
+    return brute_totals(values, run.column(layer, "example"))
+
+
+def assert_same(found: sl.attention.Totals, truth: dict[object, Tensor], tolerance: float = 1e-10) -> None:
+    assert set(found.groups) == set(truth)
+    for index, group in enumerate(found.groups):
+        torch.testing.assert_close(found.values[:, index], truth[group], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_s_influence_equals_the_dense_computation(layer: str, bias: bool):
+    run = mlp(bias=bias)
+    found = run.memory.attend(run.model, run.queries)[layer].influence(target=2, damping=0.3).totals("example")
+    assert_same(found, by_example(run, dense(run, layer, 2, 0.3, bias=bias), layer))
+
+
+def test_influence_is_the_sum_over_layers():
+    run = mlp()
+    found = run.memory.attend(run.model, run.queries).influence(target=1, damping=0.1)
+    truth = sum(dense(run, layer, 1, 0.1) for layer in LAYERS)
+    assert_same(found.totals("example"), by_example(run, truth, "4"))
+    assert_same(found.totals("label"), brute_totals(truth, run.column("4", "label")))
+    torch.testing.assert_close(found.total(), truth.sum(dim=1), rtol=1e-10, atol=1e-10)
+    assert found.totals("label").layer == "all layers"
+
+
+def test_top_and_bottom_are_the_extremes_of_the_totals():
+    run = mlp()
+    influence = run.memory.attend(run.model, run.queries).influence(target=1)
+    totals = influence.totals("example")
+    top, bottom = influence.top(3), influence.bottom(3)
+    for query in range(len(influence)):
+        ordered = totals.values[query].sort()
+        torch.testing.assert_close(top.values[query, 0], ordered.values.flip(0)[:3])
+        torch.testing.assert_close(bottom.values[query, 0], ordered.values[:3])
+        assert [row["example"] for row in top.rows(query)] == [totals.groups[i] for i in ordered.indices.flip(0)[:3]]
+    assert "an estimate" in str(top.note)
+    assert "influence" in next(top.rows())
+
+
+def test_with_much_damping_a_layer_ranks_examples_like_contributions():
+    run = mlp()
+    for layer in LAYERS:
+        attention = run.memory.attend(run.model, run.queries)[layer]
+        found = attention.influence(target=1, damping=1e9).totals("example").values
+        plain = attention.contributions(target=1).totals("example").values
+        for mine, theirs in zip(found, plain, strict=True):
+            taught = theirs.abs() > 1e-12  # examples that taught nothing here are all alike
+            assert torch.equal(mine[taught].argsort(), theirs[taught].argsort())
+        scale = (found * plain).sum() / (plain * plain).sum()
+        torch.testing.assert_close(found / scale, plain, rtol=1e-6, atol=1e-9)
+
+
+def test_the_influence_of_a_view_is_that_of_its_slots():
+    run = mlp()
+    whole = run.memory.attend(run.model, run.queries).influence(target=0).totals("label")
+    part = run.memory.where(label=2).attend(run.model, run.queries).influence(target=0)
+    torch.testing.assert_close(part.total(), whole.values[:, whole.groups.index(2)], rtol=1e-10, atol=1e-12)
+
+
+def test_the_sum_over_inputs_is_one_input():
+    run = mlp()
+    influence = run.memory.attend(run.model, run.queries).influence(target=0)
+    summed = influence.summed()
+    assert len(summed) == 1
+    torch.testing.assert_close(
+        summed.totals("example").values[0], influence.totals("example").values.sum(dim=0), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_rows_of_one_input_are_added_up():
+    run = sequence()
+    target = lambda output: output[:, -1, 2]  # noqa: E731
+    spot = run.memory.attend(run.model, run.queries)
+    influence = spot.influence(target=target)
+    assert len(influence) == 2
+    alone = run.memory.attend(run.model, run.queries[1:]).influence(target=target)
+    torch.testing.assert_close(
+        influence.totals("example").values[1:], alone.totals("example").values, rtol=1e-10, atol=1e-12
+    )
+    run = twice()
+    assert len(run.memory.attend(run.model, run.queries).influence(target=1)) == len(run.queries)
+
+
+@pytest.mark.parametrize(("storage", "tolerance"), [("float32", 1e-4), ("float16", 2e-2), ("int8", 0.3)])
+def test_smaller_storage_types_give_nearly_the_same(storage: str, tolerance: float):
+    run, exact = mlp(storage, torch.float32), mlp("float32", torch.float32)
+    found, truth = (
+        each.memory.attend(exact.model, exact.queries).influence(target=1).totals("example").values
+        for each in (run, exact)
+    )
+    assert (found - truth).norm() <= tolerance * truth.norm()
+
+
+@pytest.mark.parametrize("damping", [0.0, -1.0, float("nan")])
+def test_damping_must_be_positive(damping: float):
+    run = mlp()
+    with pytest.raises(sl.SettingError, match="above 0"):
+        run.memory.attend(run.model, run.queries).influence(target=1, damping=damping)
+
+
+def test_other_kernels_are_refused():
+    run = mlp()
+    with pytest.raises(sl.UnsupportedError, match="plain product"):
+        run.memory.attend(run.model, run.queries, kernel="cosine")["4"].influence(target=1)
+
+
+# -- moments, kept with the memory ------------------------------------------------------------
+
+
+def values(memory: sl.Memory, run: Run) -> Tensor:
+    return memory.attend(run.model, run.queries).influence(target=1).totals("example").values
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    run = mlp()
+    path = Path(shutil.copytree(run.memory.path, tmp_path / "run.memory"))
+    (path / FILE).unlink(missing_ok=True)
+    return path
+
+
+def test_moments_are_computed_once_and_kept(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    first = values(sl.open(copied), mlp())
+    assert (copied / FILE).exists()
+    monkeypatch.setattr("spotlights.attention.whitening._scanned", lambda *_: pytest.fail("scanned again"))
+    assert torch.equal(values(sl.open(copied), mlp()), first)
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
+def test_damaged_moments_are_made_again(copied: Path, damage: bytes | None):
+    first = values(sl.open(copied), mlp())
+    content = (copied / FILE).read_bytes()
+    (copied / FILE).write_bytes(content[:-8] if damage is None else damage)
+    assert torch.equal(values(sl.open(copied), mlp()), first)
+
+
+def test_a_memory_that_cannot_be_written_to_is_still_answered(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError("read only")
+
+    monkeypatch.setattr("spotlights.memory.moments.write_tensors", refuse)
+    assert torch.equal(values(sl.open(copied), mlp()), values(mlp().memory, mlp()))
+    assert not (copied / FILE).exists()
+
+
+def test_a_resumed_memory_adds_what_is_new_to_its_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps(count: int) -> None:
+        with sl.record(model, optimizer, tmp_path / "a.memory", dtype="float64", resume=True) as recorder:
+            for _ in range(count):
+                recorder.batch(example=torch.randint(9, (6,)))
+                loss = nn.functional.cross_entropy(model(whole_numbers(6, 5)), torch.randint(3, (6,)))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    from spotlights.attention import whitening
+
+    scanned = []
+    inner = whitening._scanned
+    monkeypatch.setattr(whitening, "_scanned", lambda reader, s: scanned.append(str(s)) or inner(reader, s))
+    steps(5)
+    whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    steps(4)
+    grown = whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    assert scanned == ["all slots", "step=range(5, 9)"]
+    (tmp_path / "a.memory" / FILE).unlink()
+    anew = whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    for name, moment in anew.items():
+        torch.testing.assert_close(grown[name], moment, rtol=1e-12, atol=1e-12)
+        assert moment[-1, -1] == 9 * 6
+
+
+def test_overwriting_a_memory_forgets_its_moments(tmp_path: Path):
+    def memory() -> sl.Memory:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 2)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with sl.record(model, optimizer, tmp_path / "a.memory", overwrite=True) as recorder:
+            recorder.batch(example=[0, 1])
+            model(torch.randn(2, 3).double()).sum().backward()
+            optimizer.step()
+        return sl.open(tmp_path / "a.memory")
+
+    memory().attend(nn.Sequential(nn.Linear(3, 2)).double(), torch.ones(1, 3).double()).influence(target=0).total()
+    assert (tmp_path / "a.memory" / FILE).exists()
+    memory()
+    assert not (tmp_path / "a.memory" / FILE).exists()
+
+
+def test_influence_under_adam_is_the_contribution_of_the_whitened_query(tmp_path: Path):
+    """Contributions are linear in the query and in its 1 for the bias, and known to be exact where that is 1."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(3, 2)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    with sl.record(model, optimizer, tmp_path / "a.memory", dtype="float64") as recorder:
+        for _ in range(6):
+            recorder.batch(example=torch.randint(5, (4,)))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(torch.randn(4, 3).double()), torch.randint(2, (4,))).backward()
+            optimizer.step()
+    memory = sl.open(tmp_path / "a.memory")
+    moment = key_moments(memory._view.reader)["0"]
+    moment = moment / moment[-1, -1]
+    damped = moment + 0.3 * moment.diagonal().mean() * torch.eye(4, dtype=torch.float64)
+    query = torch.randn(1, 3).double()
+    white = torch.linalg.solve(damped, torch.cat([query[0], torch.ones(1).double()]))
+
+    def contributions(x: Tensor) -> Tensor:
+        return memory.attend(model, x)["0"].contributions(target=1).totals("example").values
+
+    of_bias = contributions(torch.zeros(1, 3).double())
+    truth = contributions(white[None, :3]) + (white[3] - 1) * of_bias
+    found = memory.attend(model, query).influence(target=1).totals("example").values
+    torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
