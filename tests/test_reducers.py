@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import spotlights.attention
 from memories import mlp
 from spotlights.attention import Attention
+from spotlights.attention.group_weights import CellPartsReducer, Cells
 from spotlights.attention.key_sums import KeySumsReducer, VisitsReducer
 from spotlights.attention.means import MeansReducer
 from spotlights.attention.questions import AskTop
@@ -28,6 +29,7 @@ from spotlights.attention.reducers import (
     TotalsReducer,
 )
 from spotlights.attention.suspects import DisagreementReducer
+from spotlights.attention.unrolled import UnrolledNumbers
 from spotlights.attention.whitening import MomentsReducer
 
 few = settings(max_examples=6, deadline=None)
@@ -246,6 +248,18 @@ class TestDisagreement(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return reducer.errors, reducer.norms, reducer.visits
+
+
+class TestCellParts(ReducerContract):
+    def make(self) -> Reducer:
+        found = attention("2")
+        unrolled = found.view.unrolled("2")
+        assert isinstance(unrolled, UnrolledNumbers)
+        cells = Cells(found.view, found.layer, ["label"])
+        return CellPartsReducer(found.layer, cells, unrolled.weight, unrolled.bias)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return reducer.weights, reducer.biases, reducer.counts
 
 
 def test_every_reducer_keeps_the_contract():
