@@ -16,8 +16,10 @@ from matplotlib.text import Text
 import spotlights as sl
 from demos import small_demo
 from spotlights import figures
+from spotlights.attention.results import Label, Top, Totals
 from spotlights.experiments.network import mlp
-from spotlights.figures import palette
+from spotlights.figures import Captioned, palette
+from spotlights.figures.case import LayerPanel, Task, plot_case
 
 SEEN_BY = {
     "most people": np.eye(3),
@@ -271,3 +273,23 @@ def test_figures_are_saved_with_150_dots_per_inch_or_as_pdf(tmp_path: Path):
     width, height = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))
     assert (width, height) == tuple(figure.get_size_inches() * 150)
     assert figures.save(figure, tmp_path / "totals.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_tasks_that_share_a_scale_are_all_shown_whole():
+    def top(scale: float) -> Top:
+        values = scale * torch.tensor([[[2.0, 1.0], [3.0, 1.0]]])
+        slots = torch.arange(4).reshape(1, 2, 2)
+        return Top("0", "score", values, slots, {"step": slots.tolist()}, "label", [0, 1])
+
+    def totals(scale: float) -> Totals:
+        return Totals("0", "score", "label", scale * torch.tensor([[2.0, 5.0]]), torch.tensor([2, 2]), [0, 1])
+
+    image = Captioned(np.zeros((4, 4)), "6", "said 6")
+    panel = LayerPanel("0", [top(1), top(10)], [totals(1), totals(10)], [image])
+    names: dict[Label, str] = {0: "a", 1: "b"}
+    figure = plot_case(image, [panel], [Task("mnist", names, {}), Task("fashion-mnist", names, {})])
+    drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    highest = {axes.get_title(loc="left"): axes.get_ylim()[1] for axes in drawn}
+    assert highest["fashion-mnist: top 2 of each class"] >= 30
+    assert highest["total score"] >= 50
+    assert all(axes.get_ylim()[0] == 0 for axes in drawn[:4])

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
+from torch import Tensor
 
 from spotlights.attention.results import Top, Totals
 from spotlights.figures.attention import Texts, draw_top, draw_totals
@@ -75,13 +77,23 @@ def _draw_layer(
             of = f"{task.name}: " if count > 1 else "scores of the "
             left.set_title(f"{of}top {k} of each class", color=colour)
             right.set_title("total score", color=colour)
-        shown = panel.tops[index].values.nan_to_num(0.0)
-        if float(shown.min()) >= 0:
-            left.set_ylim(bottom=0)
         tops.append(left)
         totals.append(right)
+    _fit(tops, [top.values for top in panel.tops])
+    _fit(totals, [total.values for total in panel.totals])
     tops[0].set_ylabel(panel.name, weight="bold", color=INK)
     pictures = figure.add_subplot(grid[row, -1])
     draw_images(pictures, panel.pictures)
     if row == 0:
         pictures.set_title("top training images")
+
+
+def _fit(shared: Sequence[Axes], values: Sequence[Tensor]) -> None:
+    """The scale that all tasks share has room for the largest of any."""
+    shared[0].autoscale(axis="y")
+    low, high = shared[0].get_ylim()
+    if all(float(each.nan_to_num(0.0).min()) >= 0 for each in values):
+        low = 0
+    elif all(float(each.nan_to_num(0.0).max()) <= 0 for each in values):
+        high = 0
+    shared[0].set_ylim(low, high)

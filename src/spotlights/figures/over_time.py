@@ -81,7 +81,8 @@ def plot_case_over_time(
         ]
         if any((timeline.second_task == 1).any() for timeline in timelines):
             handles.append(Line2D([], [], marker="^", linestyle="", color=QUIET, label="second task"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=11, frameon=False, fontsize=8)
+        in_a_row = 11 if all(len(str(handle.get_label())) <= 2 for handle in handles) else 6
+        figure.legend(handles=handles, loc="outside lower center", ncols=in_a_row, frameon=False, fontsize=8)
     return figure
 
 

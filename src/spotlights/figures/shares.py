@@ -58,5 +58,5 @@ def plot_accuracies(rows: Sequence[tuple[str, Mapping[str, float]]], tasks: Sequ
         axes.grid(visible=False)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlabel("test accuracy", color=QUIET)
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)  # clear of the bars
     return figure
