@@ -61,6 +61,9 @@ function pixelsUrl({ bytes, width, height }) {
   return canvas.toDataURL();
 }
 
+/** What is not exact says so; why, on hover. */
+export const caution = ({ caution: word, note }) => (word ? h("span", { class: "caution", title: note ?? "", tabindex: "0" }, word) : null);
+
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);
 }
