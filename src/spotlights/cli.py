@@ -129,7 +129,7 @@ def top(
         if slots and measure == "influence":
             raise SettingError("Influence is estimated for whole examples, not for slots. Leave --slots out.")
         question = measured.bottom if against else measured.top  # type: ignore[attr-defined]
-        found = question(k, by=None if slots else "example")
+        found = question(k) if slots else question(k, by="example")
     _print_json(list(found.rows(0))) if as_json else _print(found)
 
 

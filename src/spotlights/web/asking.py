@@ -41,6 +41,7 @@ class Asked:
             target = int(outputs_of(self.spot.output, self.query).argmax())
         chosen = None if target is None or not kind.signed else target_of(self.query, self.spot.output, target)
         if kind.estimate:
+            assert chosen is not None  # it is signed
             return self.spot[layer].influence(chosen) if layer else self.spot.influence(chosen)
         attention = self.spot[layer or list(self.spot)[-1]]
         found = measure_of(kind, attention, row_of(self.query, len(attention.queries)), chosen)

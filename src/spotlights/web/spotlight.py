@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,11 +34,16 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
     per = wanted.per or next(iter(opened.groups), None)
     if by_example:
         *totals, examples = seen.totals(*opened.groups, "example")
-        top = top_of(measure, examples, wanted.top, largest=True)
-        bottom = top_of(measure, examples, wanted.top, largest=False) if signed else None
-        columns = _sorted_examples(measure, examples, per, wanted.sorted, signed)
+        # For and against in one search: the largest values, and the largest of their opposites.
+        both = replace(examples, values=torch.cat([examples.values, -examples.values])) if signed else examples
+        found = top_of(measure, both, wanted.top, largest=True)
+        top = _rows(explorer, found, measure.what)
+        bottom = _rows(explorer, found, measure.what, query=1, sign=-1.0) if signed else None
+        columns = _sorted_examples(explorer, measure, examples, per, wanted.sorted, signed)
     else:
-        totals, top, bottom, columns = _slots(seen, list(opened.groups), per, wanted)
+        totals, largest, smallest, columns = _slots(seen, list(opened.groups), per, wanted)
+        top = _rows(explorer, largest, measure.what)
+        bottom = None if smallest is None else _rows(explorer, smallest, measure.what)
     return {
         "layer": seen.layer,
         "measure": wanted.measure,
@@ -52,8 +58,8 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         "initial": seen.initial,
         "total": float(totals[0].values[0].sum()) if totals else None,
         "slots": int(totals[0].counts.sum()) if totals else len(opened.memory),
-        "top": _rows(explorer, top, seen.parts[0].what),
-        "bottom": None if bottom is None else _rows(explorer, bottom, seen.parts[0].what),
+        "top": top,
+        "bottom": bottom,
         "sorted": columns,
         "totals": {
             each.column: [
@@ -97,10 +103,10 @@ def _slots(
     return totals, found[0], bottom, _sorted_slots(measure, found[1], found[3] if signed else None)
 
 
-def _rows(explorer: Explorer, top: Top, what: str) -> list[dict[str, Any]]:
+def _rows(explorer: Explorer, top: Top, what: str, *, query: int = 0, sign: float = 1.0) -> list[dict[str, Any]]:
     rows = []
-    for row in top.rows(0):
-        row["value"] = row.pop(what)
+    for row in top.rows(query):
+        row["value"] = sign * row.pop(what)
         row["shown"] = explorer.show_example(row.get("example"))
         rows.append(row)
     return rows
@@ -116,19 +122,15 @@ def _sorted_slots(measure: Measure, top: Top, bottom: Top | None) -> dict[str, A
     return _sorted(top.groups, [(values[g], slots[g], examples[g]) for g in range(len(values))])
 
 
-def _sorted_examples(measure: Measure, totals: Totals, per: str | None, count: int, signed: bool) -> dict[str, Any]:
+def _sorted_examples(
+    explorer: Explorer, measure: Measure, totals: Totals, per: str | None, count: int, signed: bool
+) -> dict[str, Any]:
     """The same for examples: each has the group of its first slot."""
-    first = measure.layer.first_slots("example")
+    key = "groups of examples", measure.layer.name, per
+    known = explorer.kept(key, lambda: _groups_of_examples(measure, totals, per), 24 * len(totals.groups))
     seen = totals.counts.nonzero().flatten()
-    values, first = totals.values[0][seen], first[seen]
-    examples = torch.tensor([int(totals.groups[place] or 0) for place in seen.tolist()], dtype=torch.int64)
-    if per is None:
-        codes, groups = torch.zeros(len(seen), dtype=torch.int64), [None]
-    else:
-        grouping, entry = measure.grouping(per), measure.view.reader.manifest.columns[per]
-        distinct, codes = measure.layer.column_at(per, first).unique(return_inverse=True)
-        groups = column_values(distinct, entry.kind, entry.strings)
-        assert len(groups) <= len(grouping)
+    values, first = totals.values[0][seen], measure.layer.first_slots("example")[seen]
+    examples, codes, groups = known["examples"][seen], known["codes"][seen], known["groups"]
     chosen = []
     for group in range(len(groups)):
         members = (codes == group).nonzero().flatten()
@@ -138,6 +140,17 @@ def _sorted_examples(measure: Measure, totals: Totals, per: str | None, count: i
             order = torch.cat([order[:half], order[-half:]]) if signed else order[:count]
         chosen.append((values[order], first[order], examples[order]))
     return _sorted(groups, chosen)
+
+
+def _groups_of_examples(measure: Measure, totals: Totals, per: str | None) -> dict[str, Any]:
+    """Of all examples the id and the group, which do not depend on the query."""
+    examples = torch.tensor([int(example or 0) for example in totals.groups], dtype=torch.int64)
+    if per is None:
+        return {"examples": examples, "codes": torch.zeros_like(examples), "groups": [None]}
+    entry = measure.view.reader.manifest.columns[per]
+    found = measure.layer.column_at(per, measure.layer.first_slots("example"))
+    distinct, codes = found.unique(return_inverse=True)
+    return {"examples": examples, "codes": codes, "groups": column_values(distinct, entry.kind, entry.strings)}
 
 
 def _sorted(groups: list[Any], chosen: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:

@@ -66,8 +66,8 @@ export async function showLayer() {
     controls();
     cards();
     $("examples").classList.remove("busy");
-    await figures();
-    times = [await ask("time", { ...wanted, steps: "" }, "time")];
+    const [first] = await Promise.all([ask("time", { ...wanted, steps: "" }, "time"), figures()]);
+    times = [first];
     await time();
     document.body.dataset.shown = location.hash;
     await showOtherTimes(wanted);
