@@ -162,6 +162,33 @@ def test_an_example_is_left_out_with_a_click(browser, of_digits: Served):
         assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
 
 
+def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.keyboard.press("a")
+        page.wait_for_function("() => document.body.dataset.audited === location.hash")
+        suspects = digits().opened.memory.suspects(24)
+        first = page.locator(".suspect >> nth=0")
+        assert first.get_attribute("data-example") == str(suspects.examples[0])
+        assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
+        assert first.locator(".says").inner_text() == str(suspects.answers[0])
+        first.locator(".out").click()
+        compared(page, f"example:{suspects.examples[0]}")
+        expected = masked_by_library(example=suspects.examples[0])
+        assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+        page.click("#accuracy button")
+        page.wait_for_selector("#accuracy b")
+
+
+def test_influence_says_that_it_is_an_estimate(browser, of_digits: Served):
+    with opened(browser, of_digits, "#measure=influence") as page:
+        shown(page, "location.hash.includes('q=')")
+        assert page.inner_text("#controls .caution") == "estimate"
+        assert "estimate" in page.get_attribute("#controls .caution", "title")
+        assert "would be lower" in page.inner_text("#examples")
+        assert page.locator("#controls button:text-is('slots')").count() == 0
+
+
 def test_draw_a_digit(browser, of_digits: Served):
     with opened(browser, of_digits) as page:
         shown(page)
