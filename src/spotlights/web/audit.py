@@ -7,7 +7,7 @@ from typing import Any
 from spotlights.attention.suspects import NOTE
 from spotlights.web.explorer import Explorer
 from spotlights.web.measured import Wanted, measured
-from spotlights.web.queries import Query
+from spotlights.web.queries import Query, output_name
 from spotlights.web.subject import Subject
 
 
@@ -37,9 +37,14 @@ def audit(explorer: Explorer, query: Query | None, wanted: Wanted) -> dict[str, 
         "measure": None if seen is None else wanted.measure,
         "of": None if seen is None else seen.layer,
         "target": None if seen is None else seen.target,
+        "target_name": None if seen is None or query is None else _target_name(explorer.subject, query, seen.target),
         "caution": None if seen is None else seen.caution,
         "caution_note": None if seen is None else seen.note,
     }
+
+
+def _target_name(subject: Subject, query: Query, target: int | None) -> str | None:
+    return None if target is None else output_name(subject, query, target)
 
 
 def _name(subject: Subject, number: Any, source: Any) -> str | None:

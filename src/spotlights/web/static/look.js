@@ -1,7 +1,7 @@
 // Step 2: what the answer is made of. One layer at a time: the examples, the sorted values, the totals, the time.
 
 import { ask, Replaced } from "./api.js";
-import { $, caution, datum, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { $, caution, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
 import { light, onLight } from "./link.js";
 import { drawSorted, drawTime, drawTotals, markSorted, takeAway } from "./plots.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
@@ -127,7 +127,7 @@ function controls() {
   const now = measure();
   const target = now.signed && h("label", { class: "switch" }, h("span", {}, "for or against"),
     h("select", { id: "target", onchange: (event) => change({ target: event.target.value }) },
-      answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, name))));
+      answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, visible(name)))));
   const columns = Object.keys(run.groups).filter((name) => run.groups[name].length > 1);
   const steps = state.steps && h("button", { class: "chip", id: "steps-chip", title: "Look at all steps again", onclick: () => change({ steps: "" }) }, `only steps ${state.steps.replace("-", "–")} ✕`);
   fill($("controls"),

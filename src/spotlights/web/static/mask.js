@@ -1,7 +1,7 @@
 // Step 3: leave some of the training out, and see the answer with and without it.
 
 import { ask, latest, Replaced } from "./api.js";
-import { $, datum, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { $, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
 const MOST = 12;
@@ -107,13 +107,13 @@ function compare({ with: before, without: after }) {
   const most = state.mask && moved[0];
   fill($("compare"),
     h("div", { class: `verdict ${changed ? "changed" : ""}` },
-      h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, before.said_name), h("span", { class: "quiet number" }, share(before))),
+      h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, visible(before.said_name)), h("span", { class: "quiet number" }, share(before))),
       h("span", { "aria-hidden": "true" }, "→"),
-      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, after.said_name), h("span", { class: "quiet number" }, share(after)))),
+      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))),
     most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Click a class above, move the slider, or the ✕ on a training example."),
     h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "lengths on a log scale") : null),
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
-      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, name),
+      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
       h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),
       h("span", { class: "number", "data-logit": String(now), "data-number": String(number) }, shown(now))])),
     run.labelled ? h("div", { id: "accuracy" }, h("button", { onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and on all test inputs?")) : null);
