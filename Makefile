@@ -20,7 +20,9 @@ test: $(STAMPS)/test chromium  ## run the tests
 
 # The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install -y chromium \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	root=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+	{ $$root apt-get -q update && $$root apt-get -qy install --no-install-recommends chromium; } \
 		|| echo "No Chromium: the tests of the explorer's page will be skipped." >&2
 
 docs: $(STAMPS)/demo  ## write the pages that are made from the code

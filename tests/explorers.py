@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from starlette.testclient import TestClient
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,10 +16,12 @@ import training
 from demos import small_demo
 from spotlights.web.explorer import Explorer
 from spotlights.web.runs import subject_of
+from spotlights.web.server import build_app
 from spotlights.web.subject import Subject, own_subject
 
 ROOT = Path(tempfile.mkdtemp(prefix="spotlights-explorers-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
+HERE = "http://127.0.0.1:8733"
 VERSE = "the wolf and the lamb. the fox and the crow. the ant and the dove. the wolf and the crane. "
 
 
@@ -27,6 +30,25 @@ def prepared(subject: Subject) -> Explorer:
     explorer = Explorer(subject, prepare=False)
     explorer._finish(explorer.opened)
     return explorer
+
+
+@cache
+def client(explorer: Explorer) -> TestClient:
+    """A server that lives as long as the tests; starting one for each request would take most of their time."""
+    started = TestClient(build_app(explorer), base_url=HERE).__enter__()
+    atexit.register(started.__exit__)
+    return started
+
+
+def get(path: str, explorer: Explorer | None = None, code: int = 200, **parameters):
+    answer = client(explorer or digits()).get(f"/api/{path}", params=parameters)
+    assert answer.status_code == code, answer.text
+    return answer.json()
+
+
+def first() -> int:
+    """The id of the first test input."""
+    return digits().subject.inputs.ids[0]
 
 
 @cache

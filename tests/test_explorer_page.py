@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 def browser() -> Iterator:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
+        yield browser.new_context()  # one for all pages: it reads plotly once
         browser.close()
 
 
@@ -36,16 +36,16 @@ def of_digits() -> Iterator[Served]:
 
 @contextmanager
 def opened(browser, served: Served, state: str = "", size: tuple[int, int] = (1280, 800)) -> Iterator[Page]:
-    """A fresh browser on the page; console errors and requests to elsewhere are failures."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]})
-    page = context.new_page()
+    """The page in a new tab; console errors and requests to elsewhere are failures."""
+    page = browser.new_page()
+    page.set_viewport_size({"width": size[0], "height": size[1]})
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
     page.goto(served.url + state)
     yield page
-    context.close()
+    page.close()
     assert wrong == []
 
 
@@ -84,6 +84,7 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
         shown(page, "location.hash.includes('layers.0')")
         assert page.inner_text("#controls .caution") == "first order"
         page.keyboard.press("m")
+        page.keyboard.press("m")
         shown(page, "location.hash.includes('measure=score')")
         assert page.locator(".card").count() == 20
 
@@ -121,8 +122,8 @@ def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
     state = f"#q=test%3A{example}&layer=layers.1&measure=contribution&target=2&by=slot"
     state += "&steps=0-20&mask=label%3A1%2C4&in=layers.2"
     pages = []
-    for _ in range(2):
-        with opened(browser, of_digits, state) as page:
+    for fresh in (browser.browser.new_context(), browser.browser.new_context()):
+        with opened(fresh, of_digits, state) as page:
             shown(page)
             compared(page, "label:1,4")
             page.wait_for_selector("#time .scatterlayer .trace:nth-child(3)")
@@ -160,6 +161,33 @@ def test_an_example_is_left_out_with_a_click(browser, of_digits: Served):
         page.click(".card .out >> nth=0")
         compared(page, f"example:{example}")
         assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(browser, of_digits: Served):
+    with opened(browser, of_digits) as page:
+        shown(page)
+        page.keyboard.press("a")
+        page.wait_for_function("() => document.body.dataset.audited === location.hash")
+        suspects = digits().opened.memory.suspects(24)
+        first = page.locator(".suspect >> nth=0")
+        assert first.get_attribute("data-example") == str(suspects.examples[0])
+        assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
+        assert first.locator(".says").inner_text() == str(suspects.answers[0])
+        first.locator(".out").click()
+        compared(page, f"example:{suspects.examples[0]}")
+        expected = masked_by_library(example=suspects.examples[0])
+        assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+        page.click("#accuracy button")
+        page.wait_for_selector("#accuracy b")
+
+
+def test_influence_says_that_it_is_an_estimate(browser, of_digits: Served):
+    with opened(browser, of_digits, "#measure=influence") as page:
+        shown(page, "location.hash.includes('q=')")
+        assert page.inner_text("#controls .caution") == "estimate"
+        assert "estimate" in page.get_attribute("#controls .caution", "title")
+        assert "would be lower" in page.inner_text("#examples")
+        assert page.locator("#controls button:text-is('slots')").count() == 0
 
 
 def test_draw_a_digit(browser, of_digits: Served):
@@ -216,13 +244,11 @@ def test_a_memory_under_recording(browser, tmp_path):
 
 
 def test_mistakes_are_said_where_they_are(browser, of_digits: Served):
-    with serve(digits().subject, port=0) as served:
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(f"{served.url}#q=test:5")
-        page.wait_for_selector("#story .error")
-        assert "No test input has the id 5" in page.inner_text("#story")
-        context.close()
+    page = browser.new_page()  # not `opened`: the browser writes the 404 on its console
+    page.goto(f"{of_digits.url}#q=test:5")
+    page.wait_for_selector("#story .error")
+    assert "No test input has the id 5" in page.inner_text("#story")
+    page.close()
 
 
 def test_it_fits_a_phone(browser, of_digits: Served):

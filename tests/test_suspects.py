@@ -66,6 +66,23 @@ def test_suspicion_is_the_sum_of_the_norms_of_the_last_layer_s_errors():
     assert found == pytest.approx(truth, rel=1e-6)
 
 
+def test_an_example_learned_down_to_rounding_does_not_hide_what_the_network_says(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.tensor([[30.0, 0.0], [0.0, 30.0], [29.0, 0.0]]), torch.tensor([0, 1, 1])
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[0.6, 0.0], [0.0, 0.6], [0.1, 0.1]]))
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        for _ in range(200):
+            recorder.batch(example=[0, 1, 2], label=labels)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.param_groups[0]["lr"] = 0.0
+            optimizer.step()
+    assert sl.open(tmp_path / "a.memory").suspects(1).answers == [0]
+
+
 def test_a_scaled_loss_changes_nothing(tmp_path: Path):
     plain, scaled = (flipped_run(tmp_path / str(s), loss_scale=s)[0].suspects(20) for s in (1.0, 1024.0))
     assert plain.examples == scaled.examples

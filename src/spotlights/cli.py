@@ -34,7 +34,10 @@ QueryName = Annotated[
     typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID, or text:PROMPT where the run has them."),
 ]
 Layer = Annotated[str | None, typer.Option(help="The layer; the last one by default.", show_default=False)]
-MeasureName = Annotated[str, typer.Option(help="contribution, score or absolute (the size of the score).")]
+MeasureName = Annotated[
+    str,
+    typer.Option(help="contribution, influence (an estimate, over all layers), score or absolute (the score's size)."),
+]
 Target = Annotated[
     int | None, typer.Option(min=0, help="The output; what the network says by default.", show_default=False)
 ]
@@ -123,8 +126,10 @@ def top(
         measured = ask(run, query).measure(layer, measure, target)
         if against and not hasattr(measured, "bottom"):
             raise SettingError(f"Nothing speaks against an output by its {measure}. Give --measure contribution.")
+        if slots and measure == "influence":
+            raise SettingError("Influence is estimated for whole examples, not for slots. Leave --slots out.")
         question = measured.bottom if against else measured.top  # type: ignore[attr-defined]
-        found = question(k, by=None if slots else "example")
+        found = question(k) if slots else question(k, by="example")
     _print_json(list(found.rows(0))) if as_json else _print(found)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.attention.attention import Contributions
-from spotlights.attention.measure import MAX_SCORES_BYTES, View, ask, top_of
+from spotlights.attention.measure import MAX_SCORES_BYTES, Measure, View, ask, top_of
 from spotlights.attention.questions import AskTotals
 from spotlights.attention.results import Label, Top, Totals
 from spotlights.attention.whitening import key_moments, whitened
@@ -64,8 +64,8 @@ class Influence:
     better estimate) and `Attention.influence` (one layer's share).
     """
 
-    def __init__(self, parts: Sequence[LayerInfluence], owners: Sequence[Int64[Tensor, "_"]], *, inputs: int) -> None:
-        """`owners`: for each part, which input each of its queries belongs to."""
+    def __init__(self, parts: Sequence[Measure], owners: Sequence[Int64[Tensor, "_"]], *, inputs: int) -> None:
+        """`parts`: the influence through each layer; `owners`: which input each query of a part belongs to."""
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         self._parts = parts
@@ -77,7 +77,7 @@ class Influence:
         return self._inputs
 
     @property
-    def note(self) -> str:
+    def note(self) -> str | None:
         """What a reader of the numbers must know."""
         return self._parts[0].note
 

@@ -168,5 +168,6 @@ class DisagreementReducer(Reducer):
     @property
     def of_classes(self) -> bool:
         """Whether the errors are those of probabilities, which add up to nothing."""
-        sums, sizes = self.errors.sum(dim=1).abs(), self.errors.abs().sum(dim=1)
-        return self.errors.shape[1] > 1 and bool((sums <= 1e-3 * sizes + 1e-9).all())
+        # All examples together: of one that is answered almost perfectly, nothing but rounding may be left.
+        sums, sizes = self.errors.sum(dim=1).abs().sum(), self.errors.abs().sum()
+        return self.errors.shape[1] > 1 and bool(sums <= 1e-3 * sizes)

@@ -10,6 +10,7 @@ from torch import nn
 
 import spotlights as sl
 from spotlights.attention import Spotlights
+from spotlights.attention.influence import Influence
 from spotlights.attention.measure import Measure
 from spotlights.errors import SettingError
 from spotlights.web.explorer import groups_of
@@ -31,17 +32,19 @@ class Asked:
     query: Query
     spot: Spotlights
 
-    def measure(self, layer: str | None, measure: str, target: int | None) -> Measure:
-        """One layer's score, |score| ("absolute") or contribution; the last layer's if none is named."""
+    def measure(self, layer: str | None, measure: str, target: int | None) -> Measure | Influence:
+        """One layer's contribution, score or |score| ("absolute"), the last layer's if none is named; or influence."""
         if measure not in KINDS:
             raise SettingError(f'No measure "{measure}". There are: {", ".join(KINDS)}.')
-        attention = self.spot[layer or list(self.spot)[-1]]
-        attention = attention.at(row_of(self.query, len(attention.queries)))
         kind = KINDS[measure]
         if kind.signed and target is None:
             target = int(outputs_of(self.spot.output, self.query).argmax())
         chosen = None if target is None or not kind.signed else target_of(self.query, self.spot.output, target)
-        found = measure_of(kind, attention, chosen)
+        if kind.estimate:
+            assert chosen is not None  # it is signed
+            return self.spot[layer].influence(chosen) if layer else self.spot.influence(chosen)
+        attention = self.spot[layer or list(self.spot)[-1]]
+        found = measure_of(kind, attention, row_of(self.query, len(attention.queries)), chosen)
         return Absolute(found) if measure == "absolute" else found
 
     def answers(self, mask: Mask) -> dict[str, Any]:

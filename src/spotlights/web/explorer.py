@@ -31,7 +31,7 @@ from spotlights.web.views import as_json, pixels, png
 
 MAX_GROUPS = 64
 """A column with more values than this is not offered as a group."""
-_BATCH = 512
+BATCH = 512
 
 
 @dataclass(eq=False)
@@ -203,11 +203,12 @@ class Explorer:
             places = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))]
         elif order == "unsure" and predicted is not None:
             places = places[predicted[1][places].argsort(stable=True)]
-        rows = [self._input(place, predicted) for place in places[first : first + count].tolist()]
+        rows = [self.input(place) for place in places[first : first + count].tolist()]
         return {"matching": len(places), "first": first, "inputs": rows}
 
-    def _input(self, place: int, predicted: Any) -> dict[str, Any]:
-        inputs = self.subject.inputs
+    def input(self, place: int) -> dict[str, Any]:
+        """One test input, by its place: how it looks, and what the network says to it."""
+        inputs, predicted = self.subject.inputs, self.predictions()
         shown = as_json(inputs.show(place))
         if shown["kind"] == "image":
             shown["image"] = f"api/inputs/{inputs.ids[place]}.png"
@@ -311,35 +312,11 @@ class Explorer:
             "without": described(self.subject, query, without, spot),
         }
 
-    def mask_accuracy(self, mask: Mask) -> dict[str, Any]:
-        """The share of test inputs that are right, with and without what the mask leaves out."""
-        masks, inputs = self.masks(), self.subject.inputs
-        if not masks.ready:
-            return {"ready": False, "progress": masks.progress}
-        predicted = self.predictions()
-        if predicted is None or inputs.labels is None:
-            raise sl.UnsupportedError("The test inputs have no labels: there is no accuracy.")
-        key = "accuracy", mask
-        found = self.opened.answers.get(key)
-        if found is None:
-            network = masks.network(mask)
-            masked = torch.cat([network(some).argmax(dim=1).cpu() for some in inputs.tensors.split(_BATCH)])
-            labels = torch.tensor(inputs.labels)
-            found = {"ready": True, "with": _shares(predicted[0], labels), "without": _shares(masked, labels)}
-            self.opened.answers.put(key, found, 10_000)
-        return found
-
-
-def _shares(said: Tensor, labels: Tensor) -> dict[str, Any]:
-    right = (said == labels).double()
-    by_label = {int(label): float(right[labels == label].mean()) for label in labels.unique()}
-    return {"all": float(right.mean()), "by_label": by_label}
-
 
 @torch.no_grad()
 def _predict(model: nn.Module, tensors: Tensor) -> tuple[Tensor, Tensor] | None:
     said, share = [], []
-    for some in tensors.split(_BATCH):
+    for some in tensors.split(BATCH):
         output = model(some)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(some):
             return None

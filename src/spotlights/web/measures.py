@@ -1,4 +1,4 @@
-"""Measures: the switch between score, |score| and contribution; and the values that are kept of a query.
+"""Measures: the switch between contribution, influence, score and |score|; and the values that are kept of a query.
 
 A query's values, one for each slot of a layer, are computed once. Whatever is then asked (the largest, the
 totals, a stretch of training) goes through the library's own reducers, without touching keys or errors again.
@@ -32,6 +32,8 @@ class Kind:
     help: str
     signed: bool = False
     """Has a target, speaks for or against it."""
+    estimate: bool = False
+    """Foretells instead of taking apart: over all layers, for examples only."""
 
 
 KINDS = {
@@ -44,22 +46,32 @@ KINDS = {
             "initial weights add up to the output. In a hidden layer first order.",
             signed=True,
         ),
+        Kind(
+            "influence",
+            "influence",
+            "An estimate: had the example been left out of training, would this output be lower (for) or higher "
+            "(against)? All visits and layers added up. Order and sign count; the size has no unit.",
+            signed=True,
+            estimate=True,
+        ),
         Kind("score", "score", "key·query: how similar the layer finds the training example and this input."),
         Kind("absolute", "|score|", "The size of the score, whatever its sign."),
     )
 }
 
 
-def measure_of(kind: Kind, attention: Attention, target: Any) -> Measure:
-    """The library's own measure."""
-    return attention.contributions(target) if kind.signed else attention
+def measure_of(kind: Kind, attention: Attention, row: int, target: Any) -> Measure:
+    """The library's own measure of one layer, for a query whose rows in that layer are given."""
+    if kind.estimate:
+        return attention._influence_part(target, None)  # every row of a text has its part in what would happen
+    return attention.at(row).contributions(target) if kind.signed else attention.at(row)
 
 
 class Held(Measure):
     """The values of every slot of a layer for one query, known already; for any view of the same memory."""
 
-    def __init__(self, measure: Measure, held: Float[Tensor, "queries slots"], view: View) -> None:
-        super().__init__(view, measure.layer, measure.queries)
+    def __init__(self, measure: Measure, held: Float[Tensor, "1 slots"], view: View) -> None:
+        super().__init__(view, measure.layer, measure.queries[:1])
         self.what = measure.what
         self._note = measure.note
         self._held = held
@@ -117,10 +129,9 @@ class Kept:
                 self._bytes -= dropped
 
 
-def hold(measure: Measure, view: View) -> tuple[Measure, Float[Tensor, "queries slots"] | None]:
-    """Computes a measure's values for the whole memory, unless they are too many to keep."""
+def hold(measure: Measure) -> Float[Tensor, "1 slots"] | None:
+    """A measure's values for the whole memory, its rows added up; None if they are too many to keep."""
     try:
-        held, _ = measure._all("The values")
+        return measure._all("The values")[0].sum(dim=0, keepdim=True)
     except TooLargeError:
-        return measure, None
-    return Held(measure, held, view), held
+        return None

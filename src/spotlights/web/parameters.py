@@ -9,9 +9,9 @@ from spotlights.attention.results import Label
 from spotlights.errors import SettingError
 from spotlights.web.explorer import Explorer
 from spotlights.web.masks import Mask
+from spotlights.web.measured import Wanted
 from spotlights.web.measures import KINDS
 from spotlights.web.queries import Query, whole_number
-from spotlights.web.spotlight import Wanted
 
 MAX_MASKED = 2000
 """Single examples in one mask."""

@@ -26,6 +26,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotlights.errors import SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.web.audit import audit
+from spotlights.web.effects import accuracy as accuracy_under
 from spotlights.web.explorer import Explorer
 from spotlights.web.measures import KINDS
 from spotlights.web.parameters import LOOK, MASK, QUERY, Parameters, read_mask, read_query, read_wanted
@@ -97,7 +99,10 @@ def mask(explorer: Explorer, request: Request) -> Any:
 
 def accuracy(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, MASK)
-    return _maybe_later(explorer.mask_accuracy(read_mask(parameters, explorer)))
+    chosen = read_mask(parameters, explorer)
+    if not explorer.masks().ready:
+        return _maybe_later({"ready": False, "progress": explorer.masks().progress})
+    return _maybe_later(explorer.kept(("accuracy", chosen), lambda: accuracy_under(explorer, chosen)))
 
 
 def example(explorer: Explorer, request: Request) -> Any:
@@ -116,14 +121,22 @@ def input_png(explorer: Explorer, request: Request) -> Response:
 def table(explorer: Explorer, request: Request) -> Response:
     """The training examples of one layer as CSV."""
     found = _look(explorer, request, spotlight)
-    rows = [*found["top"], *reversed(found["bottom"] or [])]
-    names = [name for name in (rows[0] if rows else {"rank": 0, "value": 0}) if name != "shown"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([found["measure"] if name == "value" else name for name in names])
-    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
-    disposition = {"Content-Disposition": 'attachment; filename="spotlights.csv"'}
-    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=disposition)
+    return _csv([*found["top"], *reversed(found["bottom"] or [])], found["measure"], "spotlights.csv")
+
+
+def audited(explorer: Explorer, request: Request) -> Any:
+    """The examples whose labels look wrong, and what they do to the query, if there is one."""
+    parameters = Parameters(request.query_params, (*QUERY, "layer", "measure", "target", "top"))
+    asked = read_query(parameters, explorer) if parameters.optional("q") else None
+    wanted = read_wanted(parameters, explorer)
+    key = "audit", None if asked is None else (asked.name, asked.position), wanted
+    return explorer.kept(key, lambda: audit(explorer, asked, wanted))
+
+
+def audit_table(explorer: Explorer, request: Request) -> Response:
+    """The same as CSV."""
+    found = audited(explorer, request)
+    return _csv(found["suspects"], found["measure"] or "value", "spotlights-audit.csv")
 
 
 def python(explorer: Explorer, request: Request) -> Response:
@@ -148,17 +161,31 @@ ADDRESSES: dict[str, Answer] = {
     "/api/examples/{id}.png": example_png,
     "/api/examples/{id}": example,
     "/api/table.csv": table,
+    "/api/audit": audited,
+    "/api/audit.csv": audit_table,
     "/api/query.py": python,
 }
 
 
 def _kinds(explorer: Explorer) -> list[Any]:
-    exact = explorer.opened.memory.info.as_dict()["exact"]
-    return [kind for kind in KINDS.values() if exact or not kind.signed]
+    memory = explorer.opened.memory
+    exact, examples = memory.info.as_dict()["exact"], "example" in memory.columns
+    return [kind for kind in KINDS.values() if (exact or not kind.signed) and (examples or not kind.estimate)]
 
 
 def _id(request: Request) -> int:
     return whole_number(request.path_params["id"], "an id")
+
+
+def _csv(rows: list[dict[str, Any]], measure: str, name: str) -> Response:
+    """Rows as a table to download; what was measured gives the column of the values its name."""
+    columns = [column for column in (rows[0] if rows else {"rank": 0, "value": 0}) if column != "shown"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([measure if column == "value" else column for column in columns])
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=disposition)
 
 
 def _cell(value: Any) -> Any:

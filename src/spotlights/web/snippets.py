@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spotlights.web.explorer import Explorer
 from spotlights.web.masks import Mask
+from spotlights.web.measured import Wanted, measured
 from spotlights.web.queries import Query
-from spotlights.web.spotlight import Wanted, measured
 
 _DRAWN = '''
 def drawn(packed):
@@ -20,7 +20,7 @@ def drawn(packed):
 
 def snippet(explorer: Explorer, query: Query, wanted: Wanted, mask: Mask) -> str:
     """Python that asks the library the same."""
-    _, contributions, target = measured(explorer, query, wanted)
+    seen = measured(explorer, query, wanted)
     lines = ["import torch", "", "import spotlights as sl"]
     code = explorer.subject.code
     if query.name.startswith("pixels:"):
@@ -33,16 +33,22 @@ def snippet(explorer: Explorer, query: Query, wanted: Wanted, mask: Mask) -> str
     view = "memory"
     if wanted.steps is not None:
         view += f".where(step=range{wanted.steps})"
-    lines += [f'attention = {view}.attend(model, x)["{wanted.layer}"]']
-    if query.position is not None:
-        lines += [f"attention = attention.at({query.position})"]
-    measure, by = "attention", ', by="example"' if wanted.by == "example" else ""
-    if contributions is not None:
-        of_token = f"lambda output: output[:, {query.position}, {target}]"
-        measure = f"attention.contributions(target={target if query.position is None else of_token})"
+    of_token = f"lambda output: output[:, {query.position}, {seen.target}]"
+    target = seen.target if query.position is None else of_token
+    by = ', by="example"' if wanted.by == "example" else ""
+    if seen.kind.estimate:
+        measure, by = "influence", ""
+        lines += [f"influence = {view}.attend(model, x).influence(target={target})"]
+    else:
+        measure = "attention"
+        lines += [f'attention = {view}.attend(model, x)["{wanted.layer}"]']
+        if query.position is not None:
+            lines += [f"attention = attention.at({query.position})"]
+        if seen.kind.signed:
+            measure = f"attention.contributions(target={target})"
     per = wanted.per or next(iter(explorer.opened.groups), None)
     lines += [f"print({measure}.top({wanted.top}{by}))"]
-    if contributions is not None:
+    if seen.kind.signed:
         lines += [f"print({measure}.bottom({wanted.top}{by}))"]
     if per is not None:
         absolute = ", absolute=True" if wanted.measure == "absolute" else ""

@@ -2,127 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spotlights.attention.attention import Contributions
 from spotlights.attention.grouping import column_values
-from spotlights.attention.measure import Measure, View, top_of
+from spotlights.attention.measure import Measure, top_of
 from spotlights.attention.questions import AskTop, AskTotals
 from spotlights.attention.results import Top, Totals
 from spotlights.errors import SettingError, UnknownNameError
 from spotlights.web.explorer import Explorer
-from spotlights.web.measures import KINDS, Absolute, Held, hold, measure_of
-from spotlights.web.queries import Query, outputs_of, row_of, target_of
+from spotlights.web.measured import Measured, Wanted, measured
+from spotlights.web.queries import Query
 
 TIME_BINS = 60
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What to look at."""
-
-    layer: str
-    measure: str = "contribution"
-    target: int | None = None
-    """The output that contributions are about; by default what the network says."""
-    by: str = "example"
-    """"slot", or "example" to add up its visits."""
-    per: str | None = None
-    """The column whose values are the groups of the sorted values."""
-    steps: tuple[int, int] | None = None
-    """Only these steps, the end not included."""
-    top: int = 24
-    sorted: int = 500
-    """How many values of each group are shown in descending order."""
-
-
-def measured(explorer: Explorer, query: Query, wanted: Wanted) -> tuple[Measure, Contributions | None, int | None]:
-    """The values of every slot, kept; what they contribute to, and which output that is."""
-    opened = explorer.opened
-    if wanted.measure not in KINDS:
-        raise SettingError(f'No measure "{wanted.measure}". There are: {", ".join(KINDS)}.')
-    kind = KINDS[wanted.measure]
-    spot = explorer.attend(query)
-    attention = spot[wanted.layer]
-    attention = attention.at(row_of(query, len(attention.queries)))
-    target = None
-    if kind.signed:
-        outputs = outputs_of(spot.output, query)
-        target = int(outputs.argmax()) if wanted.target is None else wanted.target
-        if not 0 <= target < len(outputs):
-            raise SettingError(f"target={target}: the network has outputs 0 to {len(outputs) - 1}.")
-    measure = measure_of(kind, attention, None if target is None else target_of(query, spot.output, target))
-    view = opened.memory._view
-    if wanted.steps is not None:
-        view = opened.memory.where(step=range(*wanted.steps))._view
-    key = "values", query.name, query.position, wanted.layer, kind.signed, target
-    values = opened.values.get(key)
-    if values is None:
-        found, values = hold(measure, view)
-        if values is not None:
-            opened.values.put(key, values, values.nbytes)
-    else:
-        found = Held(measure, values, view)
-    if values is None and wanted.steps is not None:
-        found = _narrowed(found, view)
-    if wanted.measure == "absolute":
-        found = Absolute(found)
-    return found, measure if isinstance(measure, Contributions) else None, target
-
-
-def _narrowed(measure: Measure, view: View) -> Measure:
-    measure.view = view  # too many slots to keep their values: they are computed again, in this stretch only
-    return measure
-
-
 def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any]:
-    """All that the page shows of one layer."""
+    """All that the page shows of one layer; of all of them, for an estimate."""
     opened = explorer.opened
     if wanted.by not in ("slot", "example"):
         raise SettingError(f'by="{wanted.by}": give "slot" or "example".')
     if wanted.per is not None and wanted.per not in opened.groups:
         known = ", ".join(opened.groups) or "none"
         raise UnknownNameError(f'"{wanted.per}" does not divide the slots into few groups. These do: {known}.')
-    by_example = wanted.by == "example" and "example" in opened.memory.columns
-    measure, contributions, target = measured(explorer, query, wanted)
-    signed = contributions is not None
+    seen = measured(explorer, query, wanted)
+    measure, signed = seen.parts[0], seen.kind.signed
+    by_example = seen.kind.estimate or (wanted.by == "example" and "example" in opened.memory.columns)
     per = wanted.per or next(iter(opened.groups), None)
-    half = max(1, wanted.sorted // 2)
-    questions: list[Any] = [AskTotals(column) for column in opened.groups]
     if by_example:
-        questions.append(AskTotals("example"))
+        *totals, examples = seen.totals(*opened.groups, "example")
+        # For and against in one search: the largest values, and the largest of their opposites.
+        both = replace(examples, values=torch.cat([examples.values, -examples.values])) if signed else examples
+        found = top_of(measure, both, wanted.top, largest=True)
+        top = _rows(explorer, found, measure.what)
+        bottom = _rows(explorer, found, measure.what, query=1, sign=-1.0) if signed else None
+        columns = _sorted_examples(explorer, measure, examples, per, wanted.sorted, signed)
     else:
-        questions += [AskTop(wanted.top), AskTop(half if signed else wanted.sorted, per)]
-        questions += [AskTop(wanted.top, None, False), AskTop(half, per, False)] if signed else []
-    answers = measure.ask(*questions)
-    totals: list[Totals] = answers[: len(opened.groups)]
-    found = answers[len(opened.groups) :]
-    if by_example:
-        top = top_of(measure, found[0], wanted.top, largest=True)
-        bottom = top_of(measure, found[0], wanted.top, largest=False) if signed else None
-        columns = _sorted_examples(measure, found[0], per, wanted.sorted, signed)
-    else:
-        top, bottom = found[0], found[2] if signed else None
-        columns = _sorted_slots(measure, found[1], found[3] if signed else None)
+        totals, largest, smallest, columns = _slots(seen, list(opened.groups), per, wanted)
+        top = _rows(explorer, largest, measure.what)
+        bottom = None if smallest is None else _rows(explorer, smallest, measure.what)
     return {
-        "layer": wanted.layer,
+        "layer": seen.layer,
         "measure": wanted.measure,
         "signed": signed,
-        "target": target,
+        "target": seen.target,
         "by": "example" if by_example else "slot",
         "per": per,
         "steps": wanted.steps,
-        "exact": contributions is None or contributions.exact,
-        "note": measure.note,
-        "initial": None if contributions is None else float(contributions.initial[0]),
+        "exact": seen.exact,
+        "caution": seen.caution,
+        "note": seen.note,
+        "initial": seen.initial,
         "total": float(totals[0].values[0].sum()) if totals else None,
         "slots": int(totals[0].counts.sum()) if totals else len(opened.memory),
-        "top": _rows(explorer, top, measure.what),
-        "bottom": None if bottom is None else _rows(explorer, bottom, measure.what),
+        "top": top,
+        "bottom": bottom,
         "sorted": columns,
         "totals": {
             each.column: [
@@ -135,25 +72,41 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
 
 
 def over_time(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any]:
-    """The totals of stretches of training, for one layer."""
-    measure, contributions, target = measured(explorer, query, wanted)
+    """The totals of stretches of training, for one layer; for all of them together, if it is an estimate."""
+    seen = measured(explorer, query, wanted)
     bins = min(TIME_BINS, max(1, explorer.opened.memory.steps))
-    totals: Totals = measure.ask(AskTotals("step", bins=bins))[0]
+    totals = seen.totals("step", bins=bins)[0]
     return {
-        "layer": wanted.layer,
+        "layer": seen.layer,
         "measure": wanted.measure,
-        "target": target,
-        "exact": contributions is None or contributions.exact,
+        "target": seen.target,
+        "exact": seen.exact,
+        "caution": seen.caution,
         "steps": explorer.opened.memory.steps,
         "starts": [float(start) for start in totals.groups if isinstance(start, int | float)],
         "totals": [float(value) for value in totals.values[0][: len(totals.groups)]],
     }
 
 
-def _rows(explorer: Explorer, top: Top, what: str) -> list[dict[str, Any]]:
+def _slots(
+    seen: Measured, groups: list[str], per: str | None, wanted: Wanted
+) -> tuple[list[Totals], Top, Top | None, dict[str, Any]]:
+    """Every visit on its own, all in one scan."""
+    measure, signed = seen.parts[0], seen.kind.signed
+    half = max(1, wanted.sorted // 2)
+    questions: list[Any] = [AskTotals(column) for column in groups]
+    questions += [AskTop(wanted.top), AskTop(half if signed else wanted.sorted, per)]
+    questions += [AskTop(wanted.top, None, False), AskTop(half, per, False)] if signed else []
+    answers = measure.ask(*questions)
+    totals, found = answers[: len(groups)], answers[len(groups) :]
+    bottom = found[2] if signed else None
+    return totals, found[0], bottom, _sorted_slots(measure, found[1], found[3] if signed else None)
+
+
+def _rows(explorer: Explorer, top: Top, what: str, *, query: int = 0, sign: float = 1.0) -> list[dict[str, Any]]:
     rows = []
-    for row in top.rows(0):
-        row["value"] = row.pop(what)
+    for row in top.rows(query):
+        row["value"] = sign * row.pop(what)
         row["shown"] = explorer.show_example(row.get("example"))
         rows.append(row)
     return rows
@@ -169,19 +122,15 @@ def _sorted_slots(measure: Measure, top: Top, bottom: Top | None) -> dict[str, A
     return _sorted(top.groups, [(values[g], slots[g], examples[g]) for g in range(len(values))])
 
 
-def _sorted_examples(measure: Measure, totals: Totals, per: str | None, count: int, signed: bool) -> dict[str, Any]:
+def _sorted_examples(
+    explorer: Explorer, measure: Measure, totals: Totals, per: str | None, count: int, signed: bool
+) -> dict[str, Any]:
     """The same for examples: each has the group of its first slot."""
-    first = measure.layer.first_slots("example")
+    key = "groups of examples", measure.layer.name, per
+    known = explorer.kept(key, lambda: _groups_of_examples(measure, totals, per), 24 * len(totals.groups))
     seen = totals.counts.nonzero().flatten()
-    values, first = totals.values[0][seen], first[seen]
-    examples = torch.tensor([int(totals.groups[place] or 0) for place in seen.tolist()], dtype=torch.int64)
-    if per is None:
-        codes, groups = torch.zeros(len(seen), dtype=torch.int64), [None]
-    else:
-        grouping, entry = measure.grouping(per), measure.view.reader.manifest.columns[per]
-        distinct, codes = measure.layer.column_at(per, first).unique(return_inverse=True)
-        groups = column_values(distinct, entry.kind, entry.strings)
-        assert len(groups) <= len(grouping)
+    values, first = totals.values[0][seen], measure.layer.first_slots("example")[seen]
+    examples, codes, groups = known["examples"][seen], known["codes"][seen], known["groups"]
     chosen = []
     for group in range(len(groups)):
         members = (codes == group).nonzero().flatten()
@@ -191,6 +140,17 @@ def _sorted_examples(measure: Measure, totals: Totals, per: str | None, count: i
             order = torch.cat([order[:half], order[-half:]]) if signed else order[:count]
         chosen.append((values[order], first[order], examples[order]))
     return _sorted(groups, chosen)
+
+
+def _groups_of_examples(measure: Measure, totals: Totals, per: str | None) -> dict[str, Any]:
+    """Of all examples the id and the group, which do not depend on the query."""
+    examples = torch.tensor([int(example or 0) for example in totals.groups], dtype=torch.int64)
+    if per is None:
+        return {"examples": examples, "codes": torch.zeros_like(examples), "groups": [None]}
+    entry = measure.view.reader.manifest.columns[per]
+    found = measure.layer.column_at(per, measure.layer.first_slots("example"))
+    distinct, codes = found.unique(return_inverse=True)
+    return {"examples": examples, "codes": codes, "groups": column_values(distinct, entry.kind, entry.strings)}
 
 
 def _sorted(groups: list[Any], chosen: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:

@@ -61,6 +61,12 @@ function pixelsUrl({ bytes, width, height }) {
   return canvas.toDataURL();
 }
 
+/** A name that can be seen: a token may be nothing but white space. */
+export const visible = (name) => (String(name).trim() ? name : String(name).replaceAll(" ", "␣").replaceAll("\n", "↵") || "∅");
+
+/** What is not exact says so; why, on hover. */
+export const caution = ({ caution: word, note }) => (word ? h("span", { class: "caution", title: note ?? "", tabindex: "0" }, word) : null);
+
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);
 }

@@ -29,11 +29,14 @@ export function drawingWay(run, upload) {
         const file = event.target.files[0];
         if (!file) return;
         const image = await createImageBitmap(file).catch(() => { throw new Error("This file is no image that the browser can read."); });
-        clear();
+        context.drawImage(image, 0, 0, pad.width, pad.height);
+        const onPaper = run.ink && brightness(context, pad) > 127; // dark on light: the network knows light on dark
+        context.fillStyle = onPaper ? "#fff" : "#000";
+        context.fillRect(0, 0, pad.width, pad.height);
         const factor = Math.min(pad.width / image.width, pad.height / image.height);
         context.drawImage(image, (pad.width - image.width * factor) / 2, (pad.height - image.height * factor) / 2,
           image.width * factor, image.height * factor);
-        if (run.ink && brightness(context, pad) > 127) invert(context, pad);
+        if (onPaper) invert(context, pad);
         await send();
       } catch (error) {
         fill(place, problem(error));

@@ -1,7 +1,7 @@
 // Step 2: what the answer is made of. One layer at a time: the examples, the sorted values, the totals, the time.
 
 import { ask, Replaced } from "./api.js";
-import { $, datum, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { $, caution, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
 import { light, onLight } from "./link.js";
 import { drawSorted, drawTime, drawTotals, markSorted, takeAway } from "./plots.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
@@ -20,6 +20,8 @@ export function setUpLooking(about) {
 
 export const measure = () => run.measures.find(({ name }) => name === state.measure) ?? run.measures[0];
 export const layer = () => state.layer || run.layers.at(-1).name;
+/** Influence is the only estimate: of all layers together, and of examples, not of slots. */
+const estimate = () => measure().estimate;
 const column = () => (state.per in run.groups ? state.per : Object.keys(run.groups)[0]);
 
 /** What the server is asked: the same words as in the address. */
@@ -39,7 +41,7 @@ export async function showQuery() {
   try {
     answer = await ask("query", { q: state.q, at: state.at }, "query");
     tell();
-    await showLayer();
+    showLayer();
   } catch (error) {
     if (error instanceof Replaced) return;
     answer = found = null;
@@ -53,16 +55,19 @@ export async function showQuery() {
 export async function showLayer() {
   if (!answer) return;
   controls();
+  if (state.view) return tell();
   $("examples").classList.add("busy");
   const wanted = asked();
+  const slow = setTimeout(() => estimate() && fill($("examples"), h("p", { class: "empty" }, "Estimating … The first time, the inputs of all layers are looked through; that takes a minute for a large memory. Afterwards it is quick.")), 2000);
   try {
     found = await ask("layer", wanted, "layer");
+    clearTimeout(slow);
     tell();
     controls();
     cards();
     $("examples").classList.remove("busy");
-    await figures();
-    times = [await ask("time", { ...wanted, steps: "" }, "time")];
+    const [first] = await Promise.all([ask("time", { ...wanted, steps: "" }, "time"), figures()]);
+    times = [first];
     await time();
     document.body.dataset.shown = location.hash;
     await showOtherTimes(wanted);
@@ -72,6 +77,7 @@ export async function showLayer() {
     found = null;
     fill($("examples"), problem(error, showLayer));
   } finally {
+    clearTimeout(slow);
     $("examples").classList.remove("busy");
   }
 }
@@ -79,7 +85,7 @@ export async function showLayer() {
 /** The other layers come when the view is there: a hidden layer's contributions take longest. */
 async function showOtherTimes(wanted) {
   for (const { name } of run.layers) {
-    if (name === wanted.layer) continue;
+    if (name === wanted.layer || estimate()) continue;
     times.push(await ask("time", { ...wanted, steps: "", layer: name }, "time"));
     await time();
   }
@@ -102,11 +108,13 @@ function tell() {
 }
 
 function sentence() {
-  if (!found || found.layer !== layer()) return "…";
+  if (state.view) return "Which training examples may have taught it something wrong?";
+  if (!found || found.measure !== measure().name || (found.layer !== layer() && !estimate())) return "…";
   const slots = `${found.slots.toLocaleString("en")} training slots`;
   if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to the input.`;
   const target = answer.outputs.find(({ number }) => number === found.target);
   const name = target?.name ?? found.target;
+  if (estimate()) return [`Had a training example been left out, would the output for “${name}” be lower or higher? `, h("b", {}, "An estimate"), ": order and sign count, the size has no unit."];
   if (found.steps) return `Steps ${found.steps[0].toLocaleString("en")} to ${found.steps[1].toLocaleString("en")} alone add ${signed(found.total)} to its output for “${name}”.`;
   if (found.exact && target) return [`Its output for “${name}” is a plain sum: `, h("b", {}, shown(target.logit)), ` = ${shown(found.initial)} from the initial weights `,
     h("b", { class: found.total >= 0 ? "for" : "against" }, signed(found.total)), ` from ${slots}. Who added most?`];
@@ -119,17 +127,18 @@ function controls() {
   const now = measure();
   const target = now.signed && h("label", { class: "switch" }, h("span", {}, "for or against"),
     h("select", { id: "target", onchange: (event) => change({ target: event.target.value }) },
-      answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, name))));
-  const caution = found && (found.note || !found.exact) && h("span", { class: "caution", title: found.exact ? found.note : "A hidden layer's contribution is first order: what the example adds to the layer's output, times how the answer changes with it." }, found.exact ? "approximate" : "first order");
+      answer.outputs.map(({ number, name }) => h("option", { value: number, selected: String(number) === (state.target || String(answer.said)) }, visible(name)))));
   const columns = Object.keys(run.groups).filter((name) => run.groups[name].length > 1);
   const steps = state.steps && h("button", { class: "chip", id: "steps-chip", title: "Look at all steps again", onclick: () => change({ steps: "" }) }, `only steps ${state.steps.replace("-", "–")} ✕`);
   fill($("controls"),
-    pick("layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), "layer"),
     pick("measure", now.name, run.measures.map(({ name, title, help }) => [name, title, help]), "measure"),
+    found && !state.view && found.measure === now.name ? caution(found) : null,
     target,
-    run.examples ? pick("add up", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "slots", "Each visit on its own"]], "by") : null,
-    columns.length > 1 ? pick("by", column(), columns.map((name) => [name, name]), "per") : null,
-    steps, caution || null);
+    estimate() ? pick("layer", "all", [["all", "all layers", "Influence adds up all layers: one alone says less"]], "nothing")
+      : pick("layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), "layer"),
+    state.view || estimate() ? null : run.examples ? pick("add up", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "slots", "Each visit on its own"]], "by") : null,
+    columns.length > 1 && !state.view ? pick("by", column(), columns.map((name) => [name, name]), "per") : null,
+    state.view ? null : steps);
 }
 
 function cards() {
@@ -141,7 +150,7 @@ function cards() {
   const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;
   const bottom = found.signed && found.bottom.filter(({ value }) => value < 0);
   fill($("examples"), found.signed
-    ? h("div", { class: "sides" }, side(`Speak for “${target}”`, top, "for"), side(["Speak against it ", h("span", { class: "links" }, csv, fewer)], bottom, "against"))
+    ? h("div", { class: "sides" }, side(estimate() ? `Without these, “${target}” would be lower` : `Speak for “${target}”`, top, "for"), side([estimate() ? "Without these, higher " : "Speak against it ", h("span", { class: "links" }, csv, fewer)], bottom, "against"))
     : h("div", { class: "sides one" }, side([`Training ${found.by === "slot" ? "slots" : "examples"} with the largest ${measure().title} `, h("span", { class: "links" }, csv, fewer)], top, "")));
 }
 
@@ -160,9 +169,9 @@ function card(row, tone) {
 }
 
 async function figures() {
-  const what = found.signed ? "contribution" : measure().title;
+  const what = measure().title;
   const of = found.by === "slot" ? "slots" : "examples";
-  fill($("sorted-title"), `Largest ${what}s by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
+  fill($("sorted-title"), `${what[0].toUpperCase()}${what.slice(1)}${estimate() ? "" : "s"} by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
   fill($("totals-title"), `Total by ${column() ?? ""}`, takeAway($("totals"), "spotlights-totals"));
   await drawSorted($("sorted"), found, look);
   await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
@@ -182,8 +191,8 @@ export const range = () => (state.steps ? state.steps.split("-").map(Number) : n
 async function time(visits = null) {
   if (!times.length) return;
   const clear = state.steps && !run.no_masks && h("button", { title: "Mask this stretch", onclick: leaveOut }, "leave these steps out");
-  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, state.steps ? "" : "share of each layer's total; drag to look at a stretch"), clear || "", takeAway($("time"), "spotlights-time"));
-  await drawTime($("time"), times, layer(), range(), visits);
+  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, state.steps ? "" : `share of ${estimate() ? "the" : "each layer's"} total; drag to look at a stretch`), clear || "", takeAway($("time"), "spotlights-time"));
+  await drawTime($("time"), times, times[0].layer, range(), visits);
   once($("time"), "plotly_selected", (event) => {
     if (!event?.range?.x) return;
     const [first, end] = event.range.x.map((step) => snapped(step));

@@ -1,6 +1,7 @@
 // The page: starts everything, follows the address, the keys, and a memory that is still being recorded.
 
 import { ask } from "./api.js";
+import { setUpAudit, showAudit } from "./audit.js";
 import { markCurrent, random, setUpChoosing, step } from "./choose.js";
 import { $, fill, h, problem } from "./dom.js";
 import { asked, layer, measure, setUpLooking, showLayer, showMasked, showQuery } from "./look.js";
@@ -26,6 +27,7 @@ async function start() {
   }
   setUpPlots(run.colours);
   setUpLooking(run);
+  setUpAudit(run);
   setUpMasking(run);
   onChange(changed);
   follow();
@@ -37,7 +39,8 @@ async function start() {
 function changed(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
   if (some("q", "at")) showQuery();
-  else if (some("layer", "measure", "target", "by", "per", "steps")) showLayer();
+  else if (some("layer", "measure", "target", "by", "per", "steps", "view")) showLayer();
+  if (some("q", "at", "layer", "measure", "target", "view")) showAudit();
   if (some("mask", "in")) {
     if (!sliding()) showMaskControls();
     showMasked();
@@ -94,6 +97,7 @@ const KEYS = {
   ArrowLeft: ["previous input", () => step(-1)],
   r: ["random input", random],
   l: ["next layer", () => change({ layer: cycle(run.layers.map(({ name }) => name), layer()) })],
+  a: ["audit: labels that look wrong", () => change({ view: state.view ? "" : "audit" })],
   m: ["next measure", () => change({ measure: cycle(run.measures.map(({ name }) => name), measure().name) })],
   e: ["examples or slots", () => change({ by: (state.by || "example") === "example" ? "slot" : "example" })],
   x: ["mask nothing", () => change({ mask: "", in: "" })],
@@ -110,16 +114,17 @@ addEventListener("keydown", (event) => {
 
 function guide() {
   fill($("guide"),
+    h("button", { class: "close", onclick: () => $("guide").close(), autofocus: true, "aria-label": "Close" }, "✕"),
     h("h2", {}, "Which training examples is an answer made of?"),
     h("p", {}, "A linear layer trained by gradient descent is nothing but its initial weights plus one small update for every training example at every step. So its answer to any input is a sum over everything it was trained on, and that sum can be taken apart."),
     h("ol", {},
       h("li", {}, h("b", {}, "Choose an input. "), "The network answers it."),
-      h("li", {}, h("b", {}, "See the spotlights. "), "A ", h("b", {}, "slot"), " is one visit of a training example. Its ", h("b", {}, "score"), " says how similar the layer finds it to the input; its ", h("b", {}, "contribution"), " what it adds to an output: for it (+) or against it (−). In the last layer contributions are exact: they add up to the output. In hidden layers they are first order, and marked so."),
-      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. (It is not the same as training again without them.)")),
+      h("li", {}, h("b", {}, "See the spotlights. "), "A ", h("b", {}, "slot"), " is one visit of a training example. Its ", h("b", {}, "score"), " says how similar the layer finds it to the input; its ", h("b", {}, "contribution"), " what it adds to an output: for it (+) or against it (−). In the last layer contributions are exact: they add up to the output. In hidden layers they are first order, and marked so. ", h("b", {}, "Influence"), " estimates another thing: what the output would be had the network been trained without the example."),
+      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. (It is not the same as training again without them.)"),
+      h("li", {}, h("b", {}, "Audit. "), "Training examples that the network kept disagreeing with: their labels may be wrong. Look at them, and leave them out with a click.")),
     h("p", {}, "The badges on top say whether the recorded sum really equals the trained network, layer by layer."),
-    h("table", {}, Object.entries(KEYS).map(([key, [what]]) => h("tr", {}, h("td", {}, h("kbd", {}, { ArrowRight: "→", ArrowLeft: "←" }[key] ?? key)), h("td", {}, what)))),
-    h("p", { class: "quiet" }, `Spotlights ${run.version}. After Irie, Csordás, Schmidhuber: The Dual Form of Neural Networks Revisited, ICML 2022.`),
-    h("button", { onclick: () => $("guide").close(), autofocus: true }, "Close"));
+    h("div", { class: "keys" }, Object.entries(KEYS).map(([key, [what]]) => h("span", {}, h("kbd", {}, { ArrowRight: "→", ArrowLeft: "←" }[key] ?? key), ` ${what}`))),
+    h("p", { class: "quiet" }, `Spotlights ${run.version}. After Irie, Csordás, Schmidhuber: The Dual Form of Neural Networks Revisited, ICML 2022.`));
   $("guide").showModal();
 }
 

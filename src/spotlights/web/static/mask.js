@@ -1,7 +1,7 @@
 // Step 3: leave some of the training out, and see the answer with and without it.
 
 import { ask, latest, Replaced } from "./api.js";
-import { $, fill, h, percent, problem, shown, signed } from "./dom.js";
+import { $, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
 const MOST = 12;
@@ -107,16 +107,16 @@ function compare({ with: before, without: after }) {
   const most = state.mask && moved[0];
   fill($("compare"),
     h("div", { class: `verdict ${changed ? "changed" : ""}` },
-      h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, before.said_name), h("span", { class: "quiet number" }, share(before))),
+      h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, visible(before.said_name)), h("span", { class: "quiet number" }, share(before))),
       h("span", { "aria-hidden": "true" }, "→"),
-      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, after.said_name), h("span", { class: "quiet number" }, share(after)))),
+      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))),
     most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Click a class above, move the slider, or the ✕ on a training example."),
     h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "lengths on a log scale") : null),
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
-      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, name),
+      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
       h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),
       h("span", { class: "number", "data-logit": String(now), "data-number": String(number) }, shown(now))])),
-    run.labelled ? h("p", { id: "accuracy" }, h("button", { onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and on all test inputs?")) : null);
+    run.labelled ? h("div", { id: "accuracy" }, h("button", { onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and on all test inputs?")) : null);
 }
 
 async function accuracy() {
@@ -126,9 +126,21 @@ async function accuracy() {
     const found = await ask("accuracy", { mask: state.mask, in: state.in }, "accuracy");
     if (!found.ready) return fill(place, h("span", { class: "quiet" }, "Still preparing."));
     const worst = Object.entries(found.with.by_label).map(([label, share]) => [label, found.without.by_label[label] - share]).sort((a, b) => a[1] - b[1])[0];
-    fill(place, h("span", {}, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
-      worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : ""));
+    fill(place, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
+      worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : "",
+      touched("These get worse", found.worse, "against"), touched("These get better", found.better, "for"));
+    place.scrollIntoView({ block: "nearest" });
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, accuracy));
   }
+}
+
+/** The test inputs that a mask changes most; a click makes one the query. */
+function touched(title, inputs, tone) {
+  if (!inputs.length) return null;
+  const name = (number) => run.classes[number] ?? number;
+  const one = (input) => h("button", { class: "thumb", title: `input ${input.id}, which is ${name(input.label)}: the network finds that ${percent(input.right)} likely, without these ${percent(input.right_now)}`,
+    onclick: () => change({ q: `test:${input.id}`, at: "", target: "" }) },
+    datum(input.shown, { ink: run.ink, name: `input ${input.id}` }), h("span", { class: "tag" }, input.said === input.now ? `${name(input.now)}` : `${name(input.said)} → ${name(input.now)}`));
+  return h("div", { class: "touched" }, h("h3", { class: tone }, title), h("div", { class: inputs[0].shown.kind === "image" ? "grid six" : "grid rows" }, inputs.map(one)));
 }

@@ -1,6 +1,6 @@
 // The state of the page: all of it stands in the address, so a link shows the same to somebody else.
 
-const KEYS = ["q", "at", "layer", "measure", "target", "by", "per", "steps", "mask", "in"];
+const KEYS = ["q", "at", "layer", "measure", "target", "by", "per", "steps", "mask", "in", "view"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];

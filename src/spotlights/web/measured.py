@@ -1,0 +1,124 @@
+"""What a request looks at, and the values behind it: one layer's, or all layers' for an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spotlights.attention import Spotlights
+from spotlights.attention.attention import Contributions
+from spotlights.attention.influence import Influence
+from spotlights.attention.measure import Measure
+from spotlights.attention.questions import AskTotals
+from spotlights.attention.results import Totals
+from spotlights.errors import SettingError
+from spotlights.web.explorer import Explorer
+from spotlights.web.measures import KINDS, Absolute, Held, Kind, hold, measure_of
+from spotlights.web.queries import Query, outputs_of, row_of, target_of
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to look at."""
+
+    layer: str
+    measure: str = "contribution"
+    target: int | None = None
+    """The output that contributions and influence are about; by default what the network says."""
+    by: str = "example"
+    """"slot", or "example" to add up its visits."""
+    per: str | None = None
+    """The column whose values are the groups of the sorted values."""
+    steps: tuple[int, int] | None = None
+    """Only these steps, the end not included."""
+    top: int = 24
+    sorted: int = 500
+    """How many values of each group are shown in descending order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The values of every slot for one query."""
+
+    kind: Kind
+    parts: Sequence[Measure]
+    """One layer's; for an estimate one for each layer."""
+    target: int | None
+    exact: bool
+    initial: float | None
+    """What the initial weights make up of the output, where contributions are asked for."""
+
+    @property
+    def layer(self) -> str:
+        return "all layers" if self.kind.estimate else self.parts[0].layer.name
+
+    @property
+    def note(self) -> str | None:
+        return self.parts[0].note
+
+    @property
+    def caution(self) -> str | None:
+        """In a word or two, what the note explains."""
+        if self.kind.estimate:
+            return "estimate"
+        return "first order" if not self.exact else "approximate" if self.note else None
+
+    def totals(self, *columns: str, bins: int | None = None) -> list[Totals]:
+        """Values summed over the groups of each column."""
+        if not self.kind.estimate:
+            return self.parts[0].ask(*(AskTotals(column, bins=bins) for column in columns))
+        owners = [torch.zeros(len(part.queries), dtype=torch.int64) for part in self.parts]
+        influence = Influence(self.parts, owners, inputs=1)
+        return [influence.totals(column, bins=bins) for column in columns]
+
+
+def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
+    """The values of every slot, computed once for each query and layer."""
+    if wanted.measure not in KINDS:
+        raise SettingError(f'No measure "{wanted.measure}". There are: {", ".join(KINDS)}.')
+    kind = KINDS[wanted.measure]
+    spot = explorer.attend(query)
+    target = None
+    if kind.signed:
+        outputs = outputs_of(spot.output, query)
+        target = int(outputs.argmax()) if wanted.target is None else wanted.target
+        if not 0 <= target < len(outputs):
+            raise SettingError(f"target={target}: the network has outputs 0 to {len(outputs) - 1}.")
+    made = [_part(explorer, query, wanted, kind, spot, name, target) for name in _layers(spot, wanted, kind)]
+    whole, parts = zip(*made, strict=True)
+    contributions = whole[0] if isinstance(whole[0], Contributions) and not kind.estimate else None
+    return Measured(
+        kind,
+        parts,
+        target,
+        exact=not kind.estimate and (contributions is None or contributions.exact),
+        initial=None if contributions is None else float(contributions.initial[0]),
+    )
+
+
+def _layers(spot: Spotlights, wanted: Wanted, kind: Kind) -> list[str]:
+    return list(spot) if kind.estimate else [wanted.layer]
+
+
+def _part(
+    explorer: Explorer, query: Query, wanted: Wanted, kind: Kind, spot: Spotlights, layer: str, target: int | None
+) -> tuple[Measure, Measure]:
+    """One layer's measure as the library makes it, and the same with its values held, for the wanted steps."""
+    opened = explorer.opened
+    view = opened.memory._view if wanted.steps is None else opened.memory.where(step=range(*wanted.steps))._view
+    key = "values", query.name, query.position, layer, kind.name if kind.signed else "score", target
+    measure, values = opened.values.get(key) or (None, None)
+    if measure is None:
+        attention = spot[layer]
+        chosen: Any = None if target is None else target_of(query, spot.output, target)
+        measure = measure_of(kind, attention, row_of(query, len(attention.queries)), chosen)
+        values = hold(measure)
+        if values is not None:
+            opened.values.put(key, (measure, values), values.nbytes)
+    if values is None:
+        measure.view = view  # too many slots to keep their values: they are computed again, in this stretch only
+    found = measure if values is None else Held(measure, values, view)
+    return measure, Absolute(found) if kind.name == "absolute" else found
