@@ -429,8 +429,8 @@ def test_parameters_of_other_modules_are_listed_as_not_recorded(tmp_path):
     assert memory.info.as_dict()["not recorded"] == ["1.weight", "1.bias"]
 
 
-def test_a_model_without_linear_layers_is_refused(tmp_path):
-    model = nn.Sequential(nn.Conv1d(1, 1, 3))
+def test_a_model_without_layers_to_record_is_refused(tmp_path):
+    model = nn.Sequential(nn.PReLU())
     with pytest.raises(sl.SettingError, match="linear"):
         sl.record(model, sgd(model), _memory(tmp_path))
 
