@@ -1,5 +1,6 @@
 """Layers of every kind and option, for the tests of their exactness."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -65,9 +66,41 @@ def linears(draw: st.DrawFn, batch: int | None = None, *, transposed: bool = Fal
     return layer.double(), torch.randn(batch or 3, *lead, wide, generator=generator, dtype=torch.float64)
 
 
+@st.composite
+def norms(draw: st.DrawFn, batch: int | None = None, *, kind: str) -> tuple[nn.Module, Tensor]:
+    """A normalisation with scale and shift. Inputs of an example may have several rows."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
+    if kind in ("layer-norm", "rms-norm"):
+        features = draw(st.sampled_from([(4,), (2, 3)]), label="features")
+        lead = draw(st.sampled_from([(), (2,)]), label="lead")
+        if kind == "rms-norm":
+            layer: nn.Module = nn.RMSNorm(features, eps=draw(st.sampled_from([None, 1e-3])))
+        else:
+            layer = nn.LayerNorm(features, eps=draw(st.sampled_from([1e-5, 1e-2])), bias=draw(st.booleans()))
+        shape = (*lead, *features)
+    else:
+        channels = 2 * draw(st.integers(1, 3), label="channels")
+        places = draw(st.sampled_from([(3,), (3, 2), (2, 2, 2)]), label="places")
+        make = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(places) - 1]
+        tracks = draw(st.booleans(), label="track_running_stats")
+        layer = nn.GroupNorm(2, channels) if kind == "group-norm" else make(channels, track_running_stats=tracks)
+        shape = (channels, *places)
+    return layer.double(), torch.randn(batch or 3, *shape, generator=generator, dtype=torch.float64)
+
+
+@st.composite
+def embeddings(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, Tensor]:
+    tokens, width = draw(st.integers(1, 7), label="tokens"), draw(st.integers(1, 4), label="width")
+    lead = draw(st.sampled_from([(), (4,), (2, 3)]), label="lead")
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
+    return nn.Embedding(tokens, width).double(), torch.randint(tokens, (batch or 3, *lead), generator=generator)
+
+
 KINDS: dict[str, Callable[..., st.SearchStrategy[tuple[nn.Module, Tensor]]]] = {
     "linear": linears,
     "transposed-linear": lambda batch: linears(batch, transposed=True),
     "convolution": convolutions,
+    "embedding": embeddings,
+    **{kind: functools.partial(norms, kind=kind) for kind in ("layer-norm", "rms-norm", "batch-norm", "group-norm")},
 }
 """By the adapters' names: layers with inputs of `batch` examples."""

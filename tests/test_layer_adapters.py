@@ -134,7 +134,58 @@ class TestConvolution(AdapterContract):
         self.test_errors_and_output_are_each_other_s_way_back()
 
 
-@pytest.mark.parametrize("module", [nn.ReLU(), nn.LayerNorm(3), nn.Sequential(nn.Linear(2, 2))], ids=repr)
+class TestEmbedding(AdapterContract):
+    adapter = adapter_named("embedding")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        torch.manual_seed(0)
+        return [(nn.Embedding(5, 3).double(), torch.randint(5, lead)) for lead in ((4,), (2, 3), ())]
+
+    def test_embeddings_that_do_more_than_look_up_are_not_taken_for_one(self):
+        for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"padding_idx": 0}):
+            assert adapter_for(nn.Embedding(5, 3, **options)) is None
+        assert adapter_for(nn.Embedding(50_000, 1)) is None
+
+
+class TestLayerNorm(AdapterContract):
+    adapter = adapter_named("layer-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.LayerNorm(4), 3, 4), normed(nn.LayerNorm((2, 3), bias=False), 2, 5, 2, 3)]
+
+
+class TestRmsNorm(AdapterContract):
+    adapter = adapter_named("rms-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.RMSNorm(4), 3, 4), normed(nn.RMSNorm((2, 3), eps=0.1), 2, 5, 2, 3)]
+
+
+class TestBatchNorm(AdapterContract):
+    adapter = adapter_named("batch-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        found = [normed(nn.BatchNorm1d(4), 3, 4), normed(nn.BatchNorm2d(2), 3, 2, 4, 2)]
+        return [*found, normed(nn.BatchNorm1d(3), 3, 3, 2), normed(nn.BatchNorm2d(2).eval(), 3, 2, 4, 2)]
+
+
+class TestGroupNorm(AdapterContract):
+    adapter = adapter_named("group-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.GroupNorm(2, 4), 3, 4), normed(nn.GroupNorm(1, 4), 3, 4, 2, 2)]
+
+
+def normed(module: nn.Module, *shape: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module.double(), torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.ReLU(), nn.LayerNorm(3, elementwise_affine=False), nn.Sequential(nn.Linear(2, 2))], ids=repr
+)
 def test_other_modules_have_no_adapter(module: nn.Module):
     assert adapter_for(module) is None
 

@@ -140,7 +140,20 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "linear": lambda: (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(4, 4)),
     "transposed-linear": lambda: (nn.Sequential(Conv1D(5, 4), nn.Tanh(), Conv1D(3, 5)), torch.randn(4, 2, 4)),
     "convolution": _convolutional,
+    "embedding": lambda: (
+        nn.Sequential(nn.Embedding(7, 4), nn.Tanh(), nn.Linear(4, 3)),
+        torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(5)),
+    ),
+    "layer-norm": lambda: _normalised(nn.LayerNorm((4, 4)), nn.LayerNorm(3)),
+    "rms-norm": lambda: _normalised(nn.RMSNorm((4, 4)), nn.RMSNorm(3)),
+    "batch-norm": lambda: _normalised(nn.BatchNorm2d(2), nn.BatchNorm1d(3)),
+    "group-norm": lambda: _normalised(nn.GroupNorm(2, 2), nn.GroupNorm(1, 3)),
 }
+
+
+def _normalised(first: nn.Module, second: nn.Module) -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), first, nn.Tanh(), nn.Flatten(), nn.Linear(32, 3), second)
+    return model, torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(5))
 
 
 def test_every_kind_is_tested():
@@ -197,3 +210,51 @@ def test_an_optimizer_without_a_rule_is_run_again_on_weights_in_their_own_shape(
     model = fill(model).double()
     memory, _ = recorded(model, inputs.double(), ByColumn)
     assert memory.verify(model, optimizer=ByColumn).ok
+
+
+def test_a_layer_of_a_user_s_own_is_exact_with_the_adapter_of_the_documentation(tmp_path: Path):
+    page = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    kept = list(ADAPTERS)
+    try:
+        exec(page.split("```python\n")[1].split("```")[0], names)
+        model = fill(nn.Sequential(nn.Linear(4, 5), names["LayerScale"](5))).double()
+        inputs = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(5)).double()
+        memory, _ = recorded(model, inputs, OPTIMIZERS["adam"])
+        assert memory.info.as_dict()["not recorded"] == []
+        assert memory.verify(model).ok
+        assert_parts_add_up_in_the_last_layer(memory, model, inputs)
+        sl.register_layer(names["LayerScaleAdapter"]())  # again: no harm
+        with pytest.raises(sl.SettingError, match="already"):
+            sl.register_layer(type("Other", (names["LayerScaleAdapter"],), {})())
+    finally:
+        ADAPTERS[:] = kept
+    with pytest.raises(sl.UnsupportedError, match="register_layer"):
+        memory.attend(model, inputs)
+    with pytest.raises(sl.SettingError, match="LayerAdapter"):
+        sl.register_layer(nn.Linear)  # type: ignore[arg-type]
+
+
+def assert_parts_add_up_in_the_last_layer(memory: sl.Memory, model: nn.Module, inputs: Tensor) -> None:
+    contributions = memory.attend(model, inputs)["1"].contributions(target=one_number)
+    made = (contributions.initial + contributions.total()).reshape(len(inputs), -1).sum(dim=1)
+    torch.testing.assert_close(made, one_number(model(inputs)).detach(), **EXACT)
+
+
+def test_influence_refuses_layers_with_groups_and_leaves_them_out_of_the_sum():
+    model, inputs = NETWORKS["convolution"]()
+    model = fill(model).double()
+    memory, _ = recorded(model, inputs.double(), OPTIMIZERS["sgd"])
+    spot = memory.attend(model, inputs.double())
+    with pytest.raises(sl.UnsupportedError, match="2 parts of its keys"):
+        spot["2"].influence(target=1)
+    assert "2" not in repr(spot.influence(target=1)).split(":")[0].removeprefix("Influence(").split(", ")
+
+
+def test_a_weight_shared_by_an_embedding_and_an_output_layer_is_reported_not_pretended():
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    model[1].weight = model[0].weight
+    model = fill(model).double()
+    memory, _ = recorded(model, torch.randint(6, (4, 3)), OPTIMIZERS["sgd"])
+    assert list(memory.layers) == ["1"]
+    assert memory.verify(model)["1"].unexplained_steps == list(range(STEPS))

@@ -477,6 +477,8 @@ class MemoryInfo(Printable):
             "exact": rule_named(manifest.rule) is not None and manifest.errors,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
+            "recorded parameters": manifest.covered_numbers,
+            "trained parameters": manifest.trained_numbers,
             "layers": {name: vars(info) for name, info in self._memory.layers.items()},
             "seed": manifest.seed,
             "git revision": manifest.git_revision,
@@ -497,6 +499,10 @@ class MemoryInfo(Printable):
             f"{known['status']} · {known['steps']:,} steps of {known['optimizer']} ({exact}) · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
+        covered, trained = known["recorded parameters"], known["trained parameters"]
+        if trained:
+            share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
+            note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
         if known["not recorded"]:
             note += f"\nnot recorded: {', '.join(known['not recorded'])}"
         return build(known["path"], names, rows, note)

@@ -10,9 +10,20 @@ from torch import nn
 from spotlights.errors import SettingError
 from spotlights.layers.adapter import LayerAdapter
 from spotlights.layers.convolution import ConvolutionAdapter
+from spotlights.layers.embedding import EmbeddingAdapter
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
+from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
 
-ADAPTERS: list[LayerAdapter] = [LinearAdapter(), TransposedLinearAdapter(), ConvolutionAdapter()]
+ADAPTERS: list[LayerAdapter] = [
+    LinearAdapter(),
+    TransposedLinearAdapter(),
+    ConvolutionAdapter(),
+    EmbeddingAdapter(),
+    LayerNormAdapter(),
+    RmsNormAdapter(),
+    BatchNormAdapter(),
+    GroupNormAdapter(),
+]
 
 
 def register_layer(adapter: LayerAdapter) -> None:

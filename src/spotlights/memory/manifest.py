@@ -112,6 +112,10 @@ class Manifest:
     seed: int | None = None
     uncovered: list[str] = field(default_factory=list)
     """Trained parameters that belong to no recorded layer."""
+    covered_numbers: int | None = None
+    """How many numbers of the parameters that the optimizer trains belong to recorded layers,"""
+    trained_numbers: int | None = None
+    """of so many; None in memories that did not count them."""
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
     final: FileEntry | None = None

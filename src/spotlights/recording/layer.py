@@ -109,7 +109,7 @@ class RecordedLayer:
             storage=self._storage.name,
             trained=self.trained,
             groups=self._groups,
-            weight_shape=[] if self.weight.ndim == 2 and not self._adapter.transposed else list(self.weight.shape),
+            weight_shape=[] if self.weight.shape == self._matrix_shape else list(self.weight.shape),
             transposed=self._adapter.transposed,
         )
 

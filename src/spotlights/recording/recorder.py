@@ -39,6 +39,7 @@ from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
+from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.passes import Passes
 
@@ -58,7 +59,8 @@ def record(
     """Records a training run as a memory: `with sl.record(model, optimizer, "run.memory") as recorder:`.
 
     Args:
-        model: the network; its linear layers are recorded.
+        model: the network; its layers are recorded, as far as they are of a known kind (docs/layers.md). Trained
+            parameters of other layers are listed in one warning, and in `memory.info`.
         optimizer: the one optimizer that trains it.
         path: the directory to write.
         layers: names or patterns (`"layers.*"`) of the layers to record; all of them by default.
@@ -118,6 +120,7 @@ class Recorder:
         self._model = model
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
+        self._chosen = patterns is not None
         self._errors = errors
         self._resume = resume
         self._overwrite = overwrite
@@ -193,8 +196,8 @@ class Recorder:
     # -- starting ------------------------------------------------------------------------------
 
     def _create(self) -> MemoryWriter:
-        covered = {id(p) for layer in self._layers.values() for p in layer.parameters.values()}
-        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
+        coverage.tell(chosen=self._chosen)
         initial = dict(self._parameters())
         for state in self._rule.states:
             for layer, name, parameter in self._named_parameters():
@@ -212,11 +215,9 @@ class Recorder:
             "errors": self._errors,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
-            "uncovered": [
-                name
-                for name, p in self._model.named_parameters()
-                if id(p) in trained and p.requires_grad and id(p) not in covered
-            ],
+            "uncovered": coverage.uncovered,
+            "covered_numbers": coverage.covered,
+            "trained_numbers": coverage.trained,
         }
         return MemoryWriter.create(
             self.path,
@@ -420,7 +421,11 @@ def _find_layers(
     for name, module in model.named_modules():
         adapter = adapter_for(module)
         if adapter is not None:
-            _, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
+            first, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
+            if first is not adapter:
+                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
+                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
+                first, modules = found[id(adapter.weight(module))] = (adapter, {})
             modules[name or type(module).__name__.lower()] = module
     if not found:
         raise SettingError(
