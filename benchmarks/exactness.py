@@ -42,7 +42,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Embedding": lambda: _ends_in(_Tokens(), nn.Embedding(5, 3)),
     "LayerNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
     "RMSNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.RMSNorm(4)),
-    "BatchNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)),
+    "BatchNorm": lambda: nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4)),
     "GroupNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.GroupNorm(2, 4)),
 }
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -66,14 +66,11 @@ def difference(optimizer: str, layer: str) -> float:
     model = LAYERS[layer]().double()
     make, options = OPTIMIZERS[optimizer]
     parameters = [p for p in model.parameters() if p.ndim == 2 or make is not torch.optim.Muon]
-    matrices = {id(p) for p in parameters}
-    # Muon takes matrices only: what it cannot train is left out of its memory.
-    recorded = [n for n, m in model.named_modules() if any(id(p) in matrices for p in m.parameters(recurse=False))]
     trainer = make(parameters, **options)  # type: ignore[call-arg]
     inputs, labels = torch.randn(64, 8, dtype=torch.float64), torch.randint(4, (64,))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.memory"
-        with sl.record(model, trainer, path, layers=recorded, dtype="float64", segment_bytes=20_000):
+        with sl.record(model, trainer, path, dtype="float64", segment_bytes=20_000):
             for _ in range(30):
                 some = torch.randint(64, (8,))
                 trainer.zero_grad()

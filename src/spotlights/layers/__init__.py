@@ -28,8 +28,6 @@ ADAPTERS: list[LayerAdapter] = [
 
 def register_layer(adapter: LayerAdapter) -> None:
     """Makes a kind of layer of your own known: before recording, and before such a memory is asked about."""
-    if not isinstance(adapter, LayerAdapter):
-        raise SettingError(f"register_layer takes an adapter, not {adapter!r}. Derive it from spotlights.LayerAdapter.")
     held = adapter_named(adapter.kind)
     if held is not None and type(held) is not type(adapter):
         raise SettingError(f'There is a kind of layer "{adapter.kind}" already. Choose another name.')
