@@ -20,8 +20,30 @@ from torch.nn import functional as F
 
 import spotlights as sl
 
+
+class _Tokens(nn.Module):
+    """Numbers as tokens 0 to 4."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 2.5).clamp(0, 4).long()
+
+
+def _ends_in(*layers: nn.Module) -> nn.Module:
+    """Layers, and a linear one that makes classes of what they give."""
+    body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
+    return nn.Sequential(*body, nn.Linear(body(torch.zeros(1, 8)).shape[1], 4))
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)),
+    "Conv1d": lambda: _ends_in(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3, padding=1, padding_mode="circular")),
+    "Conv2d": lambda: _ends_in(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2, padding=1, stride=2, groups=2)),
+    "Conv3d": lambda: _ends_in(nn.Unflatten(1, (1, 2, 2, 2)), nn.Conv3d(1, 2, 2, padding="same", dilation=2)),
+    "Embedding": lambda: _ends_in(_Tokens(), nn.Embedding(5, 3)),
+    "LayerNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)),
+    "RMSNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.RMSNorm(4)),
+    "BatchNorm": lambda: nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4)),
+    "GroupNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.GroupNorm(2, 4)),
 }
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
@@ -56,6 +78,7 @@ def difference(optimizer: str, layer: str) -> float:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 trainer.param_groups[0]["lr"] *= 0.98
                 trainer.step()
+        model.eval()
         memory = sl.open(path)
         worst = max(check.relative_error for check in memory.verify(model).values())
         last = list(memory.layers)[-1]

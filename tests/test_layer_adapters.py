@@ -4,8 +4,11 @@ from abc import ABC, abstractmethod
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
+from layer_kinds import Conv1D, convolutions
+from spotlights.dual_form import linear_map, outer_sum
 from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for, adapter_named
 
 
@@ -33,29 +36,41 @@ class AdapterContract(ABC):
         for module, _ in self.modules():
             assert adapter_for(module) is self.adapter
 
-    def test_keys_and_errors_keep_the_same_leading_shape(self):
-        for module, inputs, _, gradient in self.passes():
-            keys = self.adapter.keys(module, (inputs,), {})
+    def rows(self, module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        keys, errors = self.adapter.keys(module, inputs), self.adapter.errors(module, gradient)
+        return keys.reshape(-1, keys.shape[-1]), errors.reshape(-1, errors.shape[-1])
+
+    def test_keys_and_errors_keep_the_leading_shape_that_is_announced(self):
+        for module, inputs, output, gradient in self.passes():
+            assert self.adapter.inputs((inputs,), {}) is inputs
+            assert self.adapter.inputs((), {"input": inputs}) is inputs
+            keys = self.adapter.keys(module, inputs)
             errors = self.adapter.errors(module, gradient)
-            weight = self.adapter.weight(module)
-            assert keys.shape[:-1] == errors.shape[:-1]
-            assert (errors.shape[-1], keys.shape[-1]) == tuple(weight.shape)
+            matrix = self.adapter.matrix(self.adapter.weight(module))
+            lead = tuple(self.adapter.lead(module, inputs, output))
+            assert tuple(keys.shape[:-1]) == tuple(errors.shape[:-1]) == lead
+            assert (errors.shape[-1], keys.shape[-1] // self.adapter.groups(module)) == tuple(matrix.shape)
 
     def test_the_gradient_is_the_sum_of_outer_products_of_errors_and_keys(self):
         for module, inputs, _, gradient in self.passes():
-            keys = self.adapter.keys(module, (inputs,), {}).flatten(0, -2)
-            errors = self.adapter.errors(module, gradient).flatten(0, -2)
+            keys, errors = self.rows(module, inputs, gradient)
             weight, bias = self.adapter.weight(module), self.adapter.bias(module)
-            torch.testing.assert_close(weight.grad, errors.T @ keys, rtol=1e-12, atol=1e-12)
+            made = outer_sum(errors, keys, self.adapter.groups(module))
+            torch.testing.assert_close(self.adapter.matrix(weight.grad), made, rtol=1e-12, atol=1e-12)
             if bias is not None:
-                torch.testing.assert_close(bias.grad, errors.sum(dim=0), rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(bias.grad.reshape(-1), errors.sum(dim=0), rtol=1e-12, atol=1e-12)
 
     def test_the_output_is_the_linear_map_of_the_keys(self):
         for module, inputs, output, _ in self.passes():
-            keys = self.adapter.keys(module, (inputs,), {})
+            keys = self.adapter.keys(module, inputs)
             weight, bias = self.adapter.weight(module), self.adapter.bias(module)
-            made = keys @ weight.T + (0.0 if bias is None else bias)
-            torch.testing.assert_close(made.detach().reshape(output.shape), output, rtol=1e-12, atol=1e-12)
+            made = linear_map(keys.reshape(-1, keys.shape[-1]), self.adapter.matrix(weight))
+            made = (made + (0.0 if bias is None else bias.reshape(-1))).reshape(*keys.shape[:-1], -1)
+            torch.testing.assert_close(self.adapter.output(module, made).detach(), output, rtol=1e-12, atol=1e-12)
+
+    def test_errors_and_output_are_each_other_s_way_back(self):
+        for module, _, output, _ in self.passes():
+            assert torch.equal(self.adapter.output(module, self.adapter.errors(module, output)), output)
 
     def test_parameters_are_those_of_the_module(self):
         for module, _ in self.modules():
@@ -75,10 +90,6 @@ class TestLinear(AdapterContract):
             for lead in ((5,), (2, 3), (2, 1, 3))
         ]
 
-    def test_the_input_may_be_given_by_name(self):
-        module, inputs = self.modules()[0]
-        assert self.adapter.keys(module, (), {"input": inputs}) is inputs
-
     def test_a_linear_layer_that_computes_something_else_is_not_taken_for_one(self):
         class Doubled(nn.Linear):
             def forward(self, input: Tensor) -> Tensor:
@@ -93,7 +104,88 @@ class TestLinear(AdapterContract):
         assert adapter_for(Named(4, 3)) is self.adapter
 
 
-@pytest.mark.parametrize("module", [nn.ReLU(), nn.LayerNorm(3), nn.Sequential(nn.Linear(2, 2))], ids=repr)
+class TestTransposedLinear(AdapterContract):
+    adapter = adapter_named("transposed-linear")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        torch.manual_seed(0)
+        return [(Conv1D(3, 4).double(), torch.randn(*lead, 4, dtype=torch.float64)) for lead in ((5,), (2, 3))]
+
+
+class TestConvolution(AdapterContract):
+    adapter = adapter_named("convolution")
+    drawn: tuple[nn.Module, Tensor] | None = None
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        torch.manual_seed(0)
+        unbatched = nn.Conv2d(2, 4, (3, 2), padding=1, padding_mode="reflect", groups=2), torch.randn(2, 5, 6)
+        same = nn.Conv1d(3, 2, 4, dilation=2, padding="same"), torch.randn(2, 3, 7)
+        solid = nn.Conv3d(2, 2, 2, stride=(1, 2, 1), bias=False), torch.randn(1, 2, 3, 4, 3)
+        drawn = [] if self.drawn is None else [self.drawn]
+        return [(module.double(), inputs.double()) for module, inputs in (unbatched, same, solid, *drawn)]
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(drawn=convolutions())
+    def test_all_of_it_holds_for_any_shape_and_options(self, drawn: tuple[nn.Module, Tensor]):
+        self.drawn = drawn
+        self.test_keys_and_errors_keep_the_leading_shape_that_is_announced()
+        self.test_the_gradient_is_the_sum_of_outer_products_of_errors_and_keys()
+        self.test_the_output_is_the_linear_map_of_the_keys()
+        self.test_errors_and_output_are_each_other_s_way_back()
+
+
+class TestEmbedding(AdapterContract):
+    adapter = adapter_named("embedding")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        torch.manual_seed(0)
+        return [(nn.Embedding(5, 3).double(), torch.randint(5, lead)) for lead in ((4,), (2, 3), ())]
+
+    def test_embeddings_that_do_more_than_look_up_are_not_taken_for_one(self):
+        for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"padding_idx": 0}):
+            assert adapter_for(nn.Embedding(5, 3, **options)) is None
+        assert adapter_for(nn.Embedding(50_000, 1)) is None
+
+
+class TestLayerNorm(AdapterContract):
+    adapter = adapter_named("layer-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.LayerNorm(4), 3, 4), normed(nn.LayerNorm((2, 3), bias=False), 2, 5, 2, 3)]
+
+
+class TestRmsNorm(AdapterContract):
+    adapter = adapter_named("rms-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.RMSNorm(4), 3, 4), normed(nn.RMSNorm((2, 3), eps=0.1), 2, 5, 2, 3)]
+
+
+class TestBatchNorm(AdapterContract):
+    adapter = adapter_named("batch-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        found = [normed(nn.BatchNorm1d(4), 3, 4), normed(nn.BatchNorm2d(2), 3, 2, 4, 2)]
+        return [*found, normed(nn.BatchNorm1d(3), 3, 3, 2), normed(nn.BatchNorm2d(2).eval(), 3, 2, 4, 2)]
+
+
+class TestGroupNorm(AdapterContract):
+    adapter = adapter_named("group-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(nn.GroupNorm(2, 4), 3, 4), normed(nn.GroupNorm(1, 4), 3, 4, 2, 2)]
+
+
+def normed(module: nn.Module, *shape: int) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module.double(), torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.ReLU(), nn.LayerNorm(3, elementwise_affine=False), nn.Sequential(nn.Linear(2, 2))], ids=repr
+)
 def test_other_modules_have_no_adapter(module: nn.Module):
     assert adapter_for(module) is None
 

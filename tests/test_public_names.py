@@ -13,6 +13,7 @@ from spotlights.attention import Contributions, Influence, Spotlights, Suspects,
 
 PROMISED = {
     "record", "open", "Memory", "Attention", "Recorder", "DualLinear", "dot_attention", "__version__",
+    "LayerAdapter", "register_layer",
 }  # fmt: skip
 MEMORY = {
     "layers", "verify", "attend", "where", "without", "as_of", "weights", "dual", "columns", "steps", "info",

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -204,7 +205,9 @@ def test_weights_tied_between_two_layers_are_one_layer(tmp_path, bias):
     if bias == "shared":
         second.bias = first.bias
     model = fill(nn.Sequential(first, nn.Tanh(), second).double())
-    memory = _fit(model, _memory(tmp_path), X[:4])
+    listed = pytest.warns(sl.SpotlightsWarning, match="0.bias, 2.bias") if bias == "own" else nullcontext()
+    with listed:
+        memory = _fit(model, _memory(tmp_path), X[:4])
     assert {name: layer.slots for name, layer in memory.layers.items()} == {"0": 40}
     if bias == "own":
         assert memory.info.as_dict()["not recorded"] == ["0.bias", "2.bias"]
@@ -409,7 +412,8 @@ def test_a_subclass_with_its_own_forward_is_not_recorded(tmp_path):
         pass
 
     model = fill(nn.Sequential(Twice(5, 4), nn.Tanh(), Renamed(4, 2)).double())
-    memory = _fit(model, _memory(tmp_path), X[:4])
+    with pytest.warns(sl.SpotlightsWarning, match="29.4 % of 34 trained parameters are recorded"):
+        memory = _fit(model, _memory(tmp_path), X[:4])
     assert list(memory.layers) == ["2"]
     assert memory.info.as_dict()["not recorded"] == ["0.weight", "0.bias"]
 
@@ -417,20 +421,15 @@ def test_a_subclass_with_its_own_forward_is_not_recorded(tmp_path):
 def test_a_parametrized_weight_is_not_recorded_and_listed_as_such(tmp_path):
     model = network()
     parametrizations.weight_norm(model[0])
-    memory = _fit(model, _memory(tmp_path), X[:4])
+    with pytest.warns(sl.SpotlightsWarning, match="33.3 % of 63 trained parameters are recorded"):
+        memory = _fit(model, _memory(tmp_path), X[:4])
     assert list(memory.layers) == ["2"]
     assert [name.split(".")[0] for name in memory.info.as_dict()["not recorded"]] == ["0"] * 3
     assert "not recorded: 0." in str(memory.info)
 
 
-def test_parameters_of_other_modules_are_listed_as_not_recorded(tmp_path):
-    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
-    memory = _fit(model, _memory(tmp_path), X[:4])
-    assert memory.info.as_dict()["not recorded"] == ["1.weight", "1.bias"]
-
-
-def test_a_model_without_linear_layers_is_refused(tmp_path):
-    model = nn.Sequential(nn.Conv1d(1, 1, 3))
+def test_a_model_without_layers_to_record_is_refused(tmp_path):
+    model = nn.Sequential(nn.PReLU())
     with pytest.raises(sl.SettingError, match="linear"):
         sl.record(model, sgd(model), _memory(tmp_path))
 
@@ -637,3 +636,28 @@ def test_a_memory_can_be_read_while_it_is_recorded(tmp_path):
         before = early.steps, len(early)
     assert (early.steps, len(early)) == before, "an opened memory stays as it was"
     assert len(set(lengths)) > 1, "no segment was committed during the run: is the writer in the background?"
+
+
+def test_trained_parameters_that_are_not_recorded_are_listed_at_once_and_in_the_memory(tmp_path):
+    model = nn.Sequential(nn.Linear(FEATURES, 6), nn.PReLU(6), nn.Linear(6, CLASSES)).double()
+    optimizer, path = sgd(model), tmp_path / "run.memory"
+    said = r"90\.4 % of 63 trained parameters are recorded; not recorded: 1\.weight"
+    recorder = sl.record(model, optimizer, path)
+    with pytest.warns(sl.SpotlightsWarning, match=said):
+        recorder.__enter__()
+    train(model, optimizer, 2, recorder)
+    recorder.__exit__(None, None, None)
+    known = sl.open(path).info.as_dict()
+    assert (known["recorded parameters"], known["trained parameters"]) == (57, 63)
+    assert known["not recorded"] == ["1.weight"]
+    assert "recorded: 90.4 % of 63 trained parameters" in str(sl.open(path).info)
+
+
+def test_whoever_chooses_layers_is_not_warned_of_the_others(tmp_path, caplog):
+    model = network()
+    with caplog.at_level("INFO", logger="spotlights"), sl.record(model, sgd(model), tmp_path / "a", layers="2"):
+        pass
+    assert "36.8 % of 57 trained parameters are recorded; not recorded: 0.weight, 0.bias." in caplog.text
+    with caplog.at_level("INFO", logger="spotlights"), sl.record(model, sgd(model), tmp_path / "b"):
+        pass
+    assert "100 % of 57 trained parameters are recorded." in caplog.text

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from spotlights.layers import LayerAdapter, register_layer
     from spotlights.opened import Memory, open
     from spotlights.recording import Recorder, record
     from spotlights.web import explore
@@ -32,6 +33,7 @@ __all__ = [
     "Attention",
     "DatasetError",
     "DualLinear",
+    "LayerAdapter",
     "Memory",
     "MemoryExistsError",
     "MemoryFormatError",
@@ -50,6 +52,7 @@ __all__ = [
     "explore",
     "open",
     "record",
+    "register_layer",
 ]
 
 # Names are imported when first used: `spotlights --help` and the errors need no torch.
@@ -69,6 +72,8 @@ _HOMES = {
     "TooLargeError": "spotlights.errors",
     "UnknownNameError": "spotlights.errors",
     "UnsupportedError": "spotlights.errors",
+    "LayerAdapter": "spotlights.layers",
+    "register_layer": "spotlights.layers",
     "Memory": "spotlights.opened",
     "open": "spotlights.opened",
     "Recorder": "spotlights.recording",

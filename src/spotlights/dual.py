@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,27 +11,34 @@ from torch import Tensor, nn
 
 from spotlights.attention.forward import find_module
 from spotlights.attention.measure import View
+from spotlights.layers import adapter_for
 
 
 class DualLinear(nn.Module):
-    """A linear layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
+    """A layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
 
-    def __init__(self, view: View, layer: str, *, own_bias: Tensor | None = None) -> None:
-        """`own_bias`: that of a module which shares its weight, and so the memory, but not its bias."""
+    def __init__(self, view: View, layer: str, module: nn.Module) -> None:
+        """`module`: the layer that it stands for. It says what its keys are; its weights are not used."""
         super().__init__()
-        self._own_bias = 0.0 if own_bias is None else own_bias.detach().double().cpu()
         self._view = view
         self._layer = view.reader.layer(layer)
         self._unrolled = view.unrolled(layer)
+        adapter = adapter_for(module)
+        assert adapter is not None, "find_module gives no other modules"
+        self._kind = adapter, module  # in a tuple: the module is no part of this one
+        # A module that shares its weight, and so the memory, may have its own bias.
+        bias = None if self._layer.entry.bias else adapter.bias(module)
+        self._own_bias = 0.0 if bias is None else bias.detach().double().cpu().reshape(-1)
 
-    def forward(self, input: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
-        queries = input.detach().reshape(-1, input.shape[-1]).cpu()
-        initial = self._unrolled.initial
-        made = queries.double() @ initial.weight.T + initial.bias + self._own_bias
+    def forward(self, *args: Any, **kwargs: Any) -> Float[Tensor, "..."]:
+        adapter, module = self._kind
+        keys = adapter.keys(module, adapter.inputs(args, kwargs).detach())
+        queries = keys.reshape(-1, keys.shape[-1]).cpu()
+        made = self._unrolled.initial.output(queries) + self._own_bias
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = slice(start, start + _QUERIES_AT_ONCE)
             made[some] += self._unrolled.outputs(self._view.selection, queries[some])
-        return made.to(input).reshape(*input.shape[:-1], made.shape[1])
+        return adapter.output(module, made.to(keys).reshape(*keys.shape[:-1], made.shape[1]))
 
     def extra_repr(self) -> str:
         return f"{self._layer.name}: {self._layer.slots:,} slots, {self._view.selection}"
@@ -46,8 +54,7 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
     for name, entry in view.reader.manifest.layers.items():
         for path in entry.modules:
             module = find_module(replaced, path, entry)
-            bias = None if entry.bias else module._parameters.get("bias")
-            duals[module] = DualLinear(view, name, own_bias=bias)
+            duals[module] = DualLinear(view, name, module)
     if replaced in duals:
         return duals[replaced]
     for path, module in list(replaced.named_modules(remove_duplicate=False)):  # a module may have two places
@@ -64,6 +71,10 @@ def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, T
         for name, found in parameters.items():
             entry = view.reader.manifest.layers[name]
             module = find_module(replaced, entry.modules[0], entry)
-            for parameter, value in found.items():
-                getattr(module, parameter).copy_(value)
+            adapter = adapter_for(module)
+            assert adapter is not None, "find_module gives no other modules"
+            adapter.weight(module).copy_(entry.own(found["weight"]))
+            bias = adapter.bias(module)
+            if bias is not None and "bias" in found:
+                bias.copy_(found["bias"].reshape(bias.shape))
     return replaced

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,6 +25,35 @@ def dot_attention(
 ) -> Float[Tensor, "*batch out_features"]:
     """Unnormalised attention, `Σ_t (k_t·q) v_t` (Definition 2.1 of the paper)."""
     return (queries @ keys.T) @ values
+
+
+def linear_map(
+    rows: Float[Tensor, "rows in_features"], matrix: Float[Tensor, "out_features in_group"]
+) -> Float[Tensor, "rows out_features"]:
+    """`M k` for each row k. A matrix narrower than the rows has groups: each share of it acts on its share of a row."""
+    groups = rows.shape[1] // matrix.shape[1]
+    if groups == 1:
+        return rows @ matrix.T
+    shares = rows.reshape(len(rows), groups, -1).transpose(0, 1)
+    return (shares @ matrix.reshape(groups, -1, matrix.shape[1]).mT).transpose(0, 1).flatten(1)
+
+
+def outer_sum(
+    errors: Float[Tensor, "rows out_features"],
+    keys: Float[Tensor, "rows in_features"],
+    groups: int,
+    *,
+    out: Tensor | None = None,
+) -> Float[Tensor, "out_features in_group"]:
+    """`Σ δ ⊗ k` over rows, each share of the errors with its share of the keys."""
+    if groups == 1:
+        return torch.mm(errors.T, keys, out=out)
+    if groups == errors.shape[1] == keys.shape[1]:
+        made = (errors * keys).sum(dim=0)[:, None]
+    else:
+        of_errors, of_keys = (rows.reshape(len(rows), groups, -1).transpose(0, 1) for rows in (errors, keys))
+        made = (of_errors.mT @ of_keys).flatten(0, 1)
+    return made if out is None else out.copy_(made)
 
 
 Factor = float | Tensor

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spotlights.attention import Attention, Spotlights
 from spotlights.attention.attention import KERNELS
-from spotlights.attention.forward import ForwardPass, find_module
+from spotlights.attention.forward import ForwardPass, as_matrix, find_module
 from spotlights.attention.measure import View
 from spotlights.attention.replay import is_replayed, replay
 from spotlights.attention.suspects import Suspects, find_suspects
@@ -296,7 +296,10 @@ class Memory:
         return find_suspects(self._view, k, layer)
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
-        """Weight and bias that the slots of this view, with the initial part, make up; in float64."""
+        """Weight and bias that the slots of this view, with the initial part, make up; in float64.
+
+        The weight is the matrix that acts on keys. `primal` gives a network with weights in their own shapes.
+        """
         entry = self._view.reader.layer(layer).entry
         unrolled = self._view.unrolled(layer)
         parts = unrolled.parts(self._view.selection)
@@ -305,7 +308,7 @@ class Memory:
             found["bias"] = unrolled.initial.bias + parts.bias
         return found
 
-    def weights(self, layer: str) -> Float[Tensor, "out_features in_features"]:
+    def weights(self, layer: str) -> Float[Tensor, "out_features in_group"]:
         """The weight matrix that the slots of this view, with the initial part, make up; in float64."""
         return self.parameters(layer)["weight"]
 
@@ -386,7 +389,8 @@ class Memory:
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
         if model is not None:
             module = find_module(model, entry.modules[0], entry)
-            truth = {p: getattr(module, p).detach().double().cpu() for p in found}
+            held = as_matrix(module, entry)
+            truth = {p: held[p].double().cpu() for p in found}
             source = "the model"
         elif reader.final is not None and until == reader.manifest.steps:
             truth = {p: reader.final[f"{name}/{p}"].double() for p in found}
@@ -473,6 +477,8 @@ class MemoryInfo(Printable):
             "exact": rule_named(manifest.rule) is not None and manifest.errors,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
+            "recorded parameters": manifest.covered_numbers,
+            "trained parameters": manifest.trained_numbers,
             "layers": {name: vars(info) for name, info in self._memory.layers.items()},
             "seed": manifest.seed,
             "git revision": manifest.git_revision,
@@ -493,6 +499,10 @@ class MemoryInfo(Printable):
             f"{known['status']} · {known['steps']:,} steps of {known['optimizer']} ({exact}) · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
+        covered, trained = known["recorded parameters"], known["trained parameters"]
+        if trained:
+            share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
+            note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
         if known["not recorded"]:
             note += f"\nnot recorded: {', '.join(known['not recorded'])}"
         return build(known["path"], names, rows, note)

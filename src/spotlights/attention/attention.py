@@ -123,6 +123,11 @@ class Attention(Measure):
 
         if self.kernel != "dot":
             raise UnsupportedError(f'Influence is about the plain product, not about kernel="{self.kernel}".')
+        if self.layer.entry.groups > 1:
+            raise UnsupportedError(
+                f'Layer "{self.layer.name}" maps {self.layer.entry.groups} parts of its keys apart from each other: '
+                "there is no estimate of influence through such a layer. Its contributions are exact."
+            )
         return LayerInfluence(
             self.view,
             self.layer,
@@ -196,9 +201,7 @@ class Contributions(Measure):
     @property
     def initial(self) -> Float[Tensor, "queries"]:
         """The part of the number that the initial weights make up."""
-        initial = self._unrolled.initial
-        made = self.queries.double() @ initial.weight.T + initial.bias
-        return (made * self._directions.double()).sum(dim=1)
+        return (self._unrolled.initial.output(self.queries) * self._directions.double()).sum(dim=1)
 
     def total(self) -> Float[Tensor, "queries"]:
         """The sum over all slots of the view. With `initial`: the number itself, if nothing is masked."""
@@ -240,6 +243,7 @@ class Spotlights(Mapping[str, Attention]):
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, over all layers.
 
+        Layers that map parts of their keys apart (grouped convolutions, normalisations) are left out of the estimate.
         Positive: without the example the number would be smaller. Groups: `.totals("label")`. The estimate and
         its limits are in docs/truth.md; what an answer is made of, exactly, is `contributions`.
 
@@ -250,7 +254,7 @@ class Spotlights(Mapping[str, Attention]):
         """
         from spotlights.attention.influence import Influence
 
-        attentions = list(self._attentions.values())
+        attentions = [each for each in self._attentions.values() if each.layer.entry.groups == 1]
         parts = [attention._influence_part(target, damping) for attention in attentions]
         rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
         return Influence(parts, [owners for owners, _ in rows], inputs=max((count for _, count in rows), default=0))

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import adapter_named
+from spotlights.layers import LayerAdapter, adapter_named
 from spotlights.memory.manifest import LayerEntry
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
@@ -23,27 +23,34 @@ Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
 class Calls:
     """The calls of one layer during the pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapter: LayerAdapter) -> None:
+        self.adapter = adapter
+        self.modules: list[nn.Module] = []
         self.queries: list[Float[Tensor, "*lead in_features"]] = []
-        self.outputs: list[Float[Tensor, "*lead out_features"]] = []
+        self.outputs: list[Float[Tensor, "..."]] = []
 
     @property
     def rows(self) -> Float[Tensor, "queries in_features"]:
         return torch.cat([q.reshape(-1, q.shape[-1]) for q in self.queries])
+
+    def output_rows(self, outputs: Sequence[Tensor]) -> Float[Tensor, "queries out_features"]:
+        """The outputs of the calls, or what has their shapes, with one row for each query."""
+        rows = [self.adapter.errors(module, each) for module, each in zip(self.modules, outputs, strict=True)]
+        return torch.cat([each.reshape(-1, each.shape[-1]) for each in rows])
 
 
 class ForwardPass:
     """Runs the model once, in eval mode, and leaves it as it was."""
 
     def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
-        self.calls = {name: Calls() for name in layers}
+        self.calls = {name: Calls(_adapter(name, entry)) for name, entry in layers.items()}
         handles = []
         modes = {module: module.training for module in model.modules()}
         try:
             for name, entry in layers.items():
                 for path in entry.modules:
                     module = find_module(model, path, entry)
-                    handles.append(module.register_forward_hook(self._hook(name, entry), with_kwargs=True))
+                    handles.append(module.register_forward_hook(self._hook(self.calls[name]), with_kwargs=True))
             model.eval()
             with torch.enable_grad():
                 self.output = _call(model, inputs)
@@ -53,16 +60,14 @@ class ForwardPass:
             for module, training in modes.items():
                 module.training = training
 
-    def _hook(self, name: str, entry: LayerEntry) -> Callable[..., Tensor]:
-        adapter = adapter_named(entry.kind)
-        if adapter is None:
-            raise UnsupportedError(f'Layer "{name}" is of kind "{entry.kind}", which is unknown here.')
-
+    def _hook(self, calls: Calls) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
             if not output.requires_grad:
                 output.requires_grad_()  # a frozen network: the way to its output is still asked for
-            self.calls[name].queries.append(adapter.keys(module, args, kwargs).detach().clone())
-            self.calls[name].outputs.append(output)
+            queries = calls.adapter.keys(module, calls.adapter.inputs(args, kwargs).detach())
+            calls.modules.append(module)
+            calls.queries.append(queries.clone())
+            calls.outputs.append(output)
             return output.clone()  # what follows may work in place, as nn.ReLU(inplace=True) does
 
         return hook
@@ -85,7 +90,7 @@ class ForwardPass:
             return True
         with torch.no_grad():
             chosen = self._numbers_of_interest(target).double()
-            made = (directions * self.calls[layer].outputs[0].reshape(directions.shape)).double()
+            made = (directions * self.calls[layer].output_rows(self.calls[layer].outputs)).double()
             if len(chosen) == 0 or len(made) % len(chosen):
                 return False
             rounding = 64 * torch.finfo(directions.dtype).eps * made.abs().sum(dim=1)
@@ -98,7 +103,7 @@ class ForwardPass:
             chosen = self._numbers_of_interest(target).sum()
         outputs = self.calls[layer].outputs
         gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
-        return torch.cat([g.reshape(-1, g.shape[-1]) for g in gradients])
+        return self.calls[layer].output_rows(gradients)
 
     def inputs_of(self, layer: str, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
         """Which input each query of a layer belongs to, and how many inputs there are."""
@@ -153,13 +158,33 @@ def find_module(model: nn.Module, path: str, entry: LayerEntry) -> nn.Module:
     if module is None or adapter is None or not adapter.handles(module):
         known = ", ".join(name for name in modules if name) or type(model).__name__
         raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
-    shape = tuple(adapter.weight(module).shape)
-    if shape != (entry.out_features, entry.in_features):
+    found, groups = tuple(adapter.weight(module).shape), adapter.groups(module)
+    recorded = tuple(entry.weight_shape or entry.matrix_shape)
+    if (found, groups) != (recorded, entry.groups):
+        in_groups = "" if groups == entry.groups == 1 else f" in {groups} groups, not {entry.groups}"
         raise ShapeMismatchError(
-            f'Layer "{path}" has a weight of shape {shape}, but the memory was recorded with '
-            f"{(entry.out_features, entry.in_features)}. Is this the model that was recorded?"
+            f'Layer "{path}" has a weight of shape {found}{in_groups}, but the memory was recorded with '
+            f"{recorded}. Is this the model that was recorded?"
         )
     return module
+
+
+def as_matrix(module: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:
+    """The parameters of a recorded layer's module as the memory has them."""
+    adapter = _adapter(entry.modules[0], entry)
+    found = {"weight": adapter.matrix(adapter.weight(module).detach())}
+    bias = adapter.bias(module)
+    return found if bias is None else {**found, "bias": bias.detach().reshape(-1)}
+
+
+def _adapter(name: str, entry: LayerEntry) -> LayerAdapter:
+    adapter = adapter_named(entry.kind)
+    if adapter is None:
+        raise UnsupportedError(
+            f'Layer "{name}" is of kind "{entry.kind}", which is unknown here. If it is one of your own, make its '
+            "adapter known first: spotlights.register_layer(…)."
+        )
+    return adapter
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

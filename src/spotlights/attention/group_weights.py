@@ -25,6 +25,7 @@ from spotlights.attention.reducers import Reducer
 from spotlights.attention.results import Label
 from spotlights.attention.scan import MAX_ROWS, Job, scan
 from spotlights.attention.unrolled import UnrolledNumbers
+from spotlights.dual_form import outer_sum
 from spotlights.memory.reader import ROWS, Block, LayerReader
 from spotlights.memory.selection import Between, Everything
 
@@ -82,19 +83,21 @@ class CellPartsReducer(Reducer):
         bias: Float[Tensor, "steps"],
     ) -> None:
         self._made_of = layer, cells, weight, bias
-        shape = layer.entry.out_features, layer.entry.in_features
+        shape = layer.entry.matrix_shape
         self.weights = torch.zeros(len(cells), *shape, dtype=torch.float64)
         self.biases = torch.zeros(len(cells), shape[0], dtype=torch.float64)
         self.counts = torch.zeros(len(cells), dtype=torch.int64)
         dtype = layer.storage.compute_dtype
-        self._keys, self._errors = (torch.empty(ROWS, features, dtype=dtype) for features in reversed(shape))
+        sizes = layer.entry.in_features, layer.entry.out_features
+        self._keys, self._errors = (torch.empty(ROWS, features, dtype=dtype) for features in sizes)
         self._product = torch.empty(shape, dtype=dtype)
 
     def fresh(self) -> CellPartsReducer:
         return type(self)(*self._made_of)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        _, cells, weight, bias = self._made_of
+        layer, cells, weight, bias = self._made_of
+        groups = layer.entry.groups
         codes, steps = cells.codes(block), block.column("step")
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
             of_weight, of_bias = weight[steps[errors.place]], bias[steps[errors.place]]
@@ -117,7 +120,7 @@ class CellPartsReducer(Reducer):
             sorted_errors *= of_weight[order].to(sorted_errors.dtype)[:, None]
             for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
                 if end > first:
-                    torch.mm(sorted_errors[first:end].T, sorted_keys[first:end], out=self._product)
+                    outer_sum(sorted_errors[first:end], sorted_keys[first:end], groups, out=self._product)
                     self.weights[cell] += self._product
 
     def merge(self, other: CellPartsReducer) -> None:
@@ -206,7 +209,7 @@ class GroupWeights:
 
     def _summed(self, layer: str, plan: Counter[tuple[int, int]]) -> Tensor:
         reader = self._view.reader.layer(layer)
-        shape = reader.entry.out_features, reader.entry.in_features + 1
+        shape = reader.entry.out_features, reader.entry.matrix_shape[1] + 1
         total = torch.zeros(shape, dtype=reader.storage.compute_dtype)
         read = torch.empty_like(total)
         for (cell, edge), sign in plan.items():
@@ -221,7 +224,7 @@ def group_weight_bytes(view: View, cells: int) -> int:
     """What one edge of training time takes on disk."""
     layers = view.reader.layers.values()
     per_cell = sum(
-        layer.entry.out_features * (layer.entry.in_features + 1) * layer.storage.compute_dtype.itemsize
+        layer.entry.out_features * (layer.entry.matrix_shape[1] + 1) * layer.storage.compute_dtype.itemsize
         for layer in layers
     )
     return per_cell * (cells + 1)

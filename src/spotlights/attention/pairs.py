@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.products import error_products
 from spotlights.dual_form import Factor, Side
 from spotlights.memory.reader import Block
 
@@ -47,7 +48,9 @@ class Pairs:
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
+        groups: int,
     ) -> None:
+        self._grouped = GroupedPairs(queries, directions, bias_queries, groups) if groups > 1 else None
         self._queries = queries
         self._directions = directions
         self._bias_directions = directions * bias_queries[:, None]
@@ -62,6 +65,8 @@ class Pairs:
 
     def contributions(self, block: Block, side: Side, weight: Factor, bias: Factor) -> Float[Tensor, "queries rows"]:
         """What each slot of one step adds, with that step's factors."""
+        if self._grouped is not None:
+            return self._grouped.through_weight(block, weight) + self._grouped.through_bias(block, bias)
         result = self.empty(len(block))
         of_bias = self._bias_directions * bias
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
@@ -83,6 +88,58 @@ class Pairs:
         made = keys.new_empty(len(queries), len(keys))
         for row, pair in zip(made, self._pairs, strict=True):
             row.copy_(pair.contributions(keys, errors, weight))
+        return made
+
+
+class GroupedPairs:
+    """The same for a layer that maps parts of its keys apart: the sum over groups of `(k·q) (δ·g)`."""
+
+    def __init__(
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
+        groups: int,
+    ) -> None:
+        self._queries = queries.reshape(len(queries), groups, -1)
+        self._directions = directions.reshape(len(directions), groups, -1)
+        self._bias_directions = directions * bias_queries[:, None]
+        self._groups = groups
+
+    def through_weight(self, block: Block, factor: Factor = 1.0) -> Float[Tensor, "queries rows"]:
+        """What each slot adds by way of the weight, with a number or a matrix entry by entry as factor."""
+        result = self._queries.new_empty(len(self._queries), len(block))
+        matrix = factor.reshape(self._groups, -1, factor.shape[1]) if isinstance(factor, Tensor) else None
+        for keys, errors in zip(block.keys(), block.errors(), strict=True):
+            made = self._products(keys.rows, errors.rows, matrix)
+            for scale in (keys.scale, errors.scale):
+                if scale is not None:
+                    made *= scale
+            result[:, errors.place] = made
+        return result if isinstance(factor, Tensor) else result.mul_(factor)
+
+    def through_bias(self, block: Block, factor: Factor = 1.0) -> Float[Tensor, "queries rows"]:
+        """The same by way of the bias."""
+        return error_products(block, self._bias_directions * factor)
+
+    def _products(
+        self,
+        keys: Float[Tensor, "rows in_features"],
+        errors: Float[Tensor, "rows out_features"],
+        factor: Float[Tensor, "groups out_group in_group"] | None,
+    ) -> Float[Tensor, "queries rows"]:
+        keys, errors = (rows.reshape(len(rows), self._groups, -1) for rows in (keys, errors))
+        if keys.shape[2] == errors.shape[2] == 1:  # a diagonal layer: one product of all entries
+            pairs = self._queries[:, :, 0] * self._directions[:, :, 0]
+            return (pairs if factor is None else pairs * factor[:, 0, 0]) @ (keys * errors)[:, :, 0].T
+        made = keys.new_zeros(len(self._queries), len(keys))
+        for group in range(self._groups):
+            k, e, q, g = (part[:, group] for part in (keys, errors, self._queries, self._directions))
+            if factor is None:
+                made += (q @ k.T).mul_(g @ e.T)
+                continue
+            for row, (x, direction) in enumerate(zip(q, g, strict=True)):
+                made[row] += ((k * x) @ factor[group].T).mul_(e) @ direction
         return made
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.attention.grouping import Grouping
+from spotlights.dual_form import outer_sum
 from spotlights.memory.reader import Block
 
 
@@ -196,14 +197,17 @@ class PartsReducer(Reducer):
         shape: tuple[int, int],
         weight: Float[Tensor, "steps"],
         bias: Float[Tensor, "steps"],
+        *,
+        groups: int = 1,
     ) -> None:
+        self._shape = shape
         self._per_step = weight, bias
+        self._groups = groups
         self.weight = torch.zeros(shape, dtype=torch.float64)
         self.bias = torch.zeros(shape[0], dtype=torch.float64)
 
     def fresh(self) -> PartsReducer:
-        rows, columns = self.weight.shape
-        return type(self)((rows, columns), *self._per_step)
+        return type(self)(self._shape, *self._per_step, groups=self._groups)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         steps = block.column("step")
@@ -215,7 +219,7 @@ class PartsReducer(Reducer):
             if keys.scale is not None:
                 of_error = of_error * keys.scale
             rows = errors.rows
-            self.weight += (rows * of_error.to(rows.dtype)[:, None]).T @ keys.rows
+            self.weight += outer_sum(rows * of_error.to(rows.dtype)[:, None], keys.rows, self._groups)
             self.bias += of_key @ rows.double()
 
     def merge(self, other: PartsReducer) -> None:

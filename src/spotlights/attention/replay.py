@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from spotlights.attention.sweep import block_gradients
 from spotlights.errors import UnsupportedError
+from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader, StepBlocks
 from spotlights.memory.selection import Everything
 from spotlights.optimizers.replayed import MakeOptimizer, ReplayedRule, options_of
@@ -39,7 +40,7 @@ class _Replay:
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
         self._shadows = {
-            (layer, parameter): nn.Parameter(reader.initial[f"{layer}/{parameter}"].clone())
+            (layer, parameter): nn.Parameter(_own(entry, parameter, reader.initial[f"{layer}/{parameter}"]).clone())
             for layer, entry in reader.manifest.layers.items()
             for parameter in entry.trained
         }
@@ -62,7 +63,11 @@ class _Replay:
         for layer, entry in self._reader.manifest.layers.items():
             names = ["weight", "bias"] if entry.bias else ["weight"]
             made[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
-            made[layer] |= {p: self._shadows[layer, p].detach().double() for p in entry.trained}
+            for p in entry.trained:
+                shadow = self._shadows[layer, p].detach().double()
+                made[layer][p] = (shadow.T if entry.transposed and p == "weight" else shadow).reshape(
+                    made[layer][p].shape
+                )
         return made
 
     def _make(self, make: MakeOptimizer) -> tuple[torch.optim.Optimizer, dict[tuple[str, str], dict]]:
@@ -85,8 +90,14 @@ class _Replay:
         """Gives the shadows the gradients that the optimizer saw."""
         with torch.no_grad():
             found = block_gradients(blocks.block(step, step + 1), float(self._reader.log(layer).factor[step]))
+        entry = self._reader.manifest.layers[layer]
         for parameter, gradient in zip(("weight", "bias"), found, strict=True):
             shadow = self._shadows.get((layer, parameter))
             if shadow is not None:
                 active = self._logged(layer, parameter, step)["active"]
-                shadow.grad = gradient.reshape(shadow.shape).to(shadow.dtype) if active else None
+                shadow.grad = _own(entry, parameter, gradient).to(shadow.dtype) if active else None
+
+
+def _own(entry: LayerEntry, parameter: str, kept: Tensor) -> Tensor:
+    """A parameter in its own shape: an optimizer may treat matrices and stacks of kernels differently."""
+    return entry.own(kept) if parameter == "weight" else kept

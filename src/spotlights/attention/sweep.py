@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.dual_form import Adjoint, Factor, Side, act
+from spotlights.dual_form import Adjoint, Factor, Side, act, outer_sum
 from spotlights.memory.reader import Block, MemoryReader, StepBlocks
 from spotlights.memory.selection import Everything, Selection
 from spotlights.optimizers import WEIGHTS, State, UpdateRule
@@ -69,7 +69,8 @@ class ParameterSweep:
         """Empty where the optimizer did not hold the parameter, else one row for each step."""
         if name in reader.manifest.layers[layer].trained:
             self._log = rule.read(reader.log(layer).rule[name][:until])
-        self._linear = [rule.linear(step, shape) if step.active else None for step in self._log]
+        own = shape[::-1] if reader.manifest.layers[layer].transposed else shape
+        self._linear = [rule.linear(step, own) if step.active else None for step in self._log]
         self._needs = set[str]().union(*(rule.needs(step) for step in self._log if step.active))
         self._kept = reader.checkpoints(layer, name) if self._needs else {}
         self._adjoint = Adjoint()
@@ -152,7 +153,7 @@ class LayerSweep:
         self._until = until
         self._segments = [segment.first_step for segment in reader.manifest.segments]
         self._factor = reader.log(layer).factor[:until].tolist()
-        shapes = {"weight": (entry.out_features, entry.in_features), "bias": (entry.out_features,)}
+        shapes = {"weight": entry.matrix_shape, "bias": (entry.out_features,)}
         self.weight, self.bias = (
             ParameterSweep(reader, rule, layer, name, shape, until) for name, shape in shapes.items()
         )
@@ -167,7 +168,7 @@ class LayerSweep:
             block = chosen.block(first, end)
             yield Chunk(block, self._down(chosen, first, P, len(block)))
 
-    def initial(self) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+    def initial(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
         """What the initial weight and bias, and the optimizer's state at that time, still make up."""
         known = self.weight.initial_at_once(), self.bias.initial_at_once()
         if known[0] is not None and known[1] is not None:
@@ -177,7 +178,7 @@ class LayerSweep:
                 pass
         return self.initial_after_sweep()
 
-    def initial_after_sweep(self) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+    def initial_after_sweep(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
         """The same, at the end of a sweep that was made anyway."""
         return self.weight.initial(), self.bias.initial()
 
@@ -220,7 +221,7 @@ class LayerSweep:
 
 def block_gradients(
     block: Block, factor: float
-) -> tuple[Float[Tensor, "out_features in_features"], Float[Tensor, "out_features"]]:
+) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
     """What some slots add to the gradients of weight and bias: `γ Σ δ⊗k` and `γ Σ δ`."""
     entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
     weight, bias = None, torch.zeros(entry.out_features, dtype=dtype)
@@ -229,9 +230,9 @@ def block_gradients(
         bias += rows.sum(dim=0)
         if keys.scale is not None:
             rows *= keys.scale[:, None]
-        product = rows.T @ keys.rows
+        product = outer_sum(rows, keys.rows, entry.groups)
         weight = product if weight is None else weight.add_(product)
-    return torch.zeros(entry.out_features, entry.in_features, dtype=dtype) if weight is None else weight, bias
+    return torch.zeros(entry.matrix_shape, dtype=dtype) if weight is None else weight, bias
 
 
 def _double(factor: Factor) -> Factor:

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.attention.pairs import Pairs
+from spotlights.attention.pairs import GroupedPairs, Pairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients
-from spotlights.dual_form import act
+from spotlights.dual_form import act, linear_map
 from spotlights.errors import UnsupportedError
 from spotlights.memory.reader import Block, LayerReader, MemoryReader
 from spotlights.memory.selection import Selection
@@ -30,8 +30,12 @@ _NO_VALUES = torch.empty(0, 0)
 class Parts:
     """Some of a layer's weight and bias, in float64."""
 
-    weight: Float[Tensor, "out_features in_features"]
+    weight: Float[Tensor, "out_features in_group"]
     bias: Float[Tensor, "out_features"]
+
+    def output(self, queries: Float[Tensor, "queries in_features"]) -> Float[Tensor, "queries out_features"]:
+        """What they make of some queries, in float64."""
+        return linear_map(queries.double(), self.weight) + self.bias
 
 
 class Unrolled(ABC):
@@ -83,13 +87,17 @@ class UnrolledNumbers(Unrolled):
 
     def parts(self, selection: Selection) -> Parts:
         entry = self._layer.entry
-        reducer = PartsReducer((entry.out_features, entry.in_features), self.weight, self.bias)
+        reducer = PartsReducer(entry.matrix_shape, self.weight, self.bias, groups=entry.groups)
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
         return Parts(reducer.weight, reducer.bias)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
     ) -> Float[Tensor, "queries out_features"]:
+        if self._layer.entry.groups > 1:
+            return self.parts(selection).output(
+                queries
+            )  # a slot has a score for each group: the other order is quicker
         reducer = OutputReducer(len(queries), self._layer.entry.out_features, self.weight, self.bias)
         scan([Job(self._layer, selection, len(queries), Products(self._layer, queries), [reducer])])
         return reducer.output
@@ -100,10 +108,19 @@ class UnrolledNumbers(Unrolled):
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
     ) -> Values:
-        products = Products(self._layer, queries)
         dtype = self._layer.storage.compute_dtype
         directions, ones = directions.to(dtype), bias_queries.to(dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        if self._layer.entry.groups > 1:
+            pairs = GroupedPairs(queries.to(dtype), directions, ones, self._layer.entry.groups)
+
+            def grouped(block: Block) -> Tensor:
+                steps = block.column("step")
+                through_weight, through_bias = pairs.through_weight(block), pairs.through_bias(block)
+                return through_weight.mul_(weight[steps]).add_(through_bias.mul_(bias[steps]))
+
+            return grouped
+        products = Products(self._layer, queries)
 
         def values(block: Block) -> Tensor:
             steps = block.column("step")
@@ -133,7 +150,7 @@ class UnrolledMatrices(Unrolled):
     @torch.no_grad()
     def parts(self, selection: Selection) -> Parts:
         entry = self._layer.entry
-        weight = torch.zeros(entry.out_features, entry.in_features, dtype=torch.float64)
+        weight = torch.zeros(entry.matrix_shape, dtype=torch.float64)
         bias = torch.zeros(entry.out_features, dtype=torch.float64)
         for chunk in self._sweep.chunks(selection):
             for step in chunk.steps:
@@ -150,8 +167,7 @@ class UnrolledMatrices(Unrolled):
         # A slot's share is a matrix of its own here: adding these up first is the same sum in another order.
         if selection not in self._known:
             self._known = {selection: self.parts(selection)}
-        parts = self._known[selection]
-        return queries.double() @ parts.weight.T + parts.bias
+        return self._known[selection].output(queries)
 
     def contributions(
         self,
@@ -160,7 +176,8 @@ class UnrolledMatrices(Unrolled):
         bias_queries: Float[Tensor, "queries"],
     ) -> SweptValues:
         dtype = self._layer.storage.compute_dtype
-        return _SweptContributions(self._sweep, Pairs(queries.to(dtype), directions.to(dtype), bias_queries.to(dtype)))
+        pairs = Pairs(queries.to(dtype), directions.to(dtype), bias_queries.to(dtype), self._layer.entry.groups)
+        return _SweptContributions(self._sweep, pairs)
 
 
 class _SweptContributions(SweptValues):
@@ -229,7 +246,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
 def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers:
     entry, log = reader.manifest.layers[layer], reader.log(layer)
     per_step, initial = {}, {}
-    shapes = {"weight": (entry.out_features, entry.in_features), "bias": (entry.out_features,)}
+    shapes = {"weight": entry.matrix_shape, "bias": (entry.out_features,)}
     for name, shape in shapes.items():
         start = reader.initial.get(f"{layer}/{name}")
         value = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()

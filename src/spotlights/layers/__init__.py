@@ -1,16 +1,38 @@
 """Kinds of layers: one file each. Nothing else in the code knows kinds of layers.
 
-To add a kind, write an adapter (see `adapter.py`) and put it in `ADAPTERS`.
+To add a kind, write an adapter (see `adapter.py`) and put it in `ADAPTERS`; users do so with `register_layer`.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
+from spotlights.errors import SettingError
 from spotlights.layers.adapter import LayerAdapter
-from spotlights.layers.linear import LinearAdapter
+from spotlights.layers.convolution import ConvolutionAdapter
+from spotlights.layers.embedding import EmbeddingAdapter
+from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
+from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
 
-ADAPTERS: tuple[LayerAdapter, ...] = (LinearAdapter(),)
+ADAPTERS: list[LayerAdapter] = [
+    LinearAdapter(),
+    TransposedLinearAdapter(),
+    ConvolutionAdapter(),
+    EmbeddingAdapter(),
+    LayerNormAdapter(),
+    RmsNormAdapter(),
+    BatchNormAdapter(),
+    GroupNormAdapter(),
+]
+
+
+def register_layer(adapter: LayerAdapter) -> None:
+    """Makes a kind of layer of your own known: before recording, and before such a memory is asked about."""
+    held = adapter_named(adapter.kind)
+    if held is not None and type(held) is not type(adapter):
+        raise SettingError(f'There is a kind of layer "{adapter.kind}" already. Choose another name.')
+    if held is None:
+        ADAPTERS.insert(0, adapter)
 
 
 def adapter_for(module: nn.Module) -> LayerAdapter | None:
@@ -23,4 +45,4 @@ def adapter_named(kind: str) -> LayerAdapter | None:
     return next((adapter for adapter in ADAPTERS if adapter.kind == kind), None)
 
 
-__all__ = ["ADAPTERS", "LayerAdapter", "adapter_for", "adapter_named"]
+__all__ = ["ADAPTERS", "LayerAdapter", "adapter_for", "adapter_named", "register_layer"]

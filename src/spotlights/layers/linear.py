@@ -1,40 +1,30 @@
-"""`nn.Linear`, with any leading shape, with or without bias."""
+"""`nn.Linear`, with any leading shape, with or without bias; and Hugging Face's `Conv1D`, a linear layer too."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import LayerAdapter
+from spotlights.layers.adapter import LayerAdapter, computes_as
 
 
 class LinearAdapter(LayerAdapter):
     kind = "linear"
 
     def handles(self, module: nn.Module) -> bool:
-        # A subclass with its own forward, or a weight that is computed (weight norm, spectral norm),
-        # is another map than its name says.
-        return (
-            isinstance(module, nn.Linear)
-            and type(module).forward is nn.Linear.forward
-            and isinstance(module._parameters.get("weight"), nn.Parameter)
-        )
+        return computes_as(module, nn.Linear)
 
-    def weight(self, module: nn.Module) -> nn.Parameter:
-        weight = module.weight
-        assert isinstance(weight, nn.Parameter)
-        return weight
+    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
+        return inputs
 
-    def bias(self, module: nn.Module) -> nn.Parameter | None:
-        assert isinstance(module, nn.Linear)
-        return module.bias
 
-    def keys(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Float[Tensor, "*lead in_features"]:
-        return args[0] if args else kwargs["input"]
+class TransposedLinearAdapter(LinearAdapter):
+    """Hugging Face's `Conv1D`: `x @ weight + bias`."""
 
-    def errors(self, module: nn.Module, output_gradient: Float[Tensor, "..."]) -> Float[Tensor, "*lead out_features"]:
-        return output_gradient
+    kind = "transposed-linear"
+    transposed = True
+
+    def handles(self, module: nn.Module) -> bool:
+        # By name: a model that has such a layer brings its class along, and nobody else needs the package.
+        cls = type(module)
+        return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"

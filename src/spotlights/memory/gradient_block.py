@@ -8,7 +8,7 @@ shows in that share too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,11 @@ class GradientBlock:
 
     units: Part
     features: Part
+    """Among those of one group."""
     weight: Float[np.ndarray, "units features"] | None
     bias: Float[np.ndarray, "units"] | None
+    group: tuple[int, int]
+    """How many units and how many features a group of the layer has."""
 
     def any(self) -> bool:
         return any(part is not None and bool(part.any()) for part in (self.weight, self.bias))
@@ -40,12 +43,24 @@ class GradientBlock:
         found = [np.zeros_like(part) for part in self._parts()]
         for each in rows:
             errors = each.some_errors(self.units)
-            keys = None if self.weight is None else each.some_keys(self.features)
-            products = ([] if keys is None else [errors.T @ keys]) + ([] if self.bias is None else [errors.sum(axis=0)])
-            for total, product in zip(found, products, strict=True):
-                total += product
+            if self.weight is not None:
+                for units, features in self._within_groups():
+                    found[0][units] += errors[:, units].T @ each.some_keys(features)
+            if self.bias is not None:
+                found[-1] += errors.sum(axis=0)
         seen, explained = (np.concatenate([part.reshape(-1) for part in parts]) for parts in (self._parts(), found))
         return probe_gradient(seen, explained, rounding)
+
+    def _within_groups(self) -> Iterator[tuple[Part, Part]]:
+        """For each group that the block has a share in: which of the block's units, and which entries of the keys."""
+        of_group, width = self.group
+        for group in range(self.units.start // of_group, (self.units.stop - 1) // of_group + 1):
+            first, end = max(self.units.start, group * of_group), min(self.units.stop, (group + 1) * of_group)
+            shift = group * width
+            yield (
+                slice(first - self.units.start, end - self.units.start),
+                slice(shift + self.features.start, shift + self.features.stop),
+            )
 
     def _parts(self) -> list[np.ndarray]:
         return [part for part in (self.weight, self.bias) if part is not None]

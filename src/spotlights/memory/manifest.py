@@ -8,10 +8,14 @@ nothing and checks every field.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from jaxtyping import Shaped
+from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
 from spotlights.memory.storage import STORAGES
@@ -39,6 +43,21 @@ class LayerEntry:
     """Keys that repeat are kept once; each slot has the number of its key."""
     trained: list[str] = field(default_factory=list)
     """Which of weight and bias the optimizer held; the rest is frozen."""
+    groups: int = 1
+    """How many parts of a key are mapped apart from each other."""
+    weight_shape: list[int] = field(default_factory=list)
+    """The weight's own shape, where that is not `matrix_shape`."""
+    transposed: bool = False
+    """The weight's own first dimension is that of the inputs."""
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """The shape that the weight has in the memory."""
+        return self.out_features, self.in_features // self.groups
+
+    def own(self, matrix: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """A weight in its own shape again."""
+        return (matrix.T if self.transposed else matrix).reshape(self.weight_shape or matrix.shape)
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,10 @@ class Manifest:
     seed: int | None = None
     uncovered: list[str] = field(default_factory=list)
     """Trained parameters that belong to no recorded layer."""
+    covered_numbers: int | None = None
+    """How many numbers of the parameters that the optimizer trains belong to recorded layers,"""
+    trained_numbers: int | None = None
+    """of so many; None in memories that did not count them."""
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
     final: FileEntry | None = None
@@ -182,6 +205,10 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"layer {name!r} is stored as {layer.storage!r}, which is unknown")
         if layer.in_features < 1 or layer.out_features < 1:
             raise ValueError(f"layer {name!r} has the shape {layer.out_features} x {layer.in_features}")
+        if layer.groups < 1 or layer.in_features % layer.groups or layer.out_features % layer.groups:
+            raise ValueError(f"layer {name!r} cannot have {layer.groups} groups")
+        if layer.weight_shape and math.prod(layer.weight_shape) != math.prod(layer.matrix_shape):
+            raise ValueError(f"layer {name!r} has a weight of shape {layer.weight_shape}")
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")

@@ -82,9 +82,11 @@ class RecordedLayer:
         if self.bias is not None:
             self.parameters["bias"] = self.bias
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
-        self._sampled = {name: _Sampled(self.parameters[name]) for name in self.trained}
+        self._groups = adapter.groups(first)
+        self._matrix_shape = adapter.matrix(self.weight).shape
+        self._sampled = {name: _Sampled(self, name) for name in self.trained}
         self._pending: list[Rows] = []
-        self._probe = Probe(self.weight)
+        self._probe = Probe(adapter.matrix(self.weight), self._groups)
         self._usual_scale: float | None = None
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
@@ -96,17 +98,26 @@ class RecordedLayer:
         self._notice_frozen()
 
     def entry(self) -> LayerEntry:
-        out_features, in_features = self.weight.shape
+        out_features, in_group = self._matrix_shape
         return LayerEntry(
             kind=self._adapter.kind,
             modules=list(self._modules),
-            in_features=in_features,
+            in_features=in_group * self._groups,
             out_features=out_features,
             bias=self.bias is not None,
             dtype=str(self.weight.dtype).removeprefix("torch."),
             storage=self._storage.name,
             trained=self.trained,
+            groups=self._groups,
+            weight_shape=[] if self.weight.shape == self._matrix_shape else list(self.weight.shape),
+            transposed=self._adapter.transposed,
         )
+
+    def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """A parameter, or what has its shape, as the memory keeps it: a matrix, or (a bias) a row."""
+        if tensor.shape != self.parameters[name].shape:
+            return tensor
+        return self._adapter.matrix(tensor) if name == "weight" else tensor.reshape(-1)
 
     def hook(
         self, current_batch: Callable[[], Batch | None], passes: Passes
@@ -119,11 +130,11 @@ class RecordedLayer:
             batch = current_batch()
             if batch is None:
                 return
-            keys = self._adapter.keys(module, args, kwargs)
-            columns = batch.rows(keys.shape[:-1], self.name)
-            may_repeat = not keys.requires_grad
-            keys = keys.detach()
-            output.register_hook(lambda errors: passes.note(self, Seen(module, keys, errors, columns, may_repeat)))
+            inputs = self._adapter.inputs(args, kwargs)
+            columns = batch.rows(self._adapter.lead(module, inputs, output), self.name)
+            may_repeat = not inputs.requires_grad
+            inputs = inputs.detach()
+            output.register_hook(lambda errors: passes.note(self, Seen(module, inputs, errors, columns, may_repeat)))
 
         return [module.register_forward_hook(_Listener(forward), with_kwargs=True) for module in self._modules.values()]
 
@@ -135,7 +146,8 @@ class RecordedLayer:
 
     def copy(self, seen: Seen) -> Rows:
         """The slots of one call, encoded."""
-        keys = seen.keys.reshape(-1, seen.keys.shape[-1])
+        keys = self._adapter.keys(seen.module, seen.inputs)
+        keys = keys.reshape(-1, keys.shape[-1])
         like = self._usual_scale if seen.may_repeat else None
         stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
         if seen.may_repeat and key_scale is not None and like is None:
@@ -175,7 +187,9 @@ class RecordedLayer:
         self._notice_frozen()
         if self.witness.grad is None:
             return None
-        return self._probe.cut(self.parameters, self._learning, loss_scale)
+        gradients = ((name, self.parameters[name].grad) for name in self._learning)
+        kept = {name: None if gradient is None else self.as_kept(name, gradient) for name, gradient in gradients}
+        return self._probe.cut(kept, loss_scale)
 
     def take(self) -> list[Rows]:
         """The pending slots, if the optimizer is going to use their gradient."""
@@ -210,12 +224,15 @@ class RecordedLayer:
 
 
 class _Sampled:
-    """Some entries of a parameter, to be read after every step."""
+    """Some entries of a parameter, as the memory keeps it, to be read after every step."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self._parameter = parameter
-        self._at = sample_slice(parameter.numel())
+    def __init__(self, layer: RecordedLayer, name: str) -> None:
+        self._layer = layer
+        self._name = name
+        self._parameter = layer.parameters[name]
+        self._at = sample_slice(self._parameter.numel())
         self._view: np.ndarray | None = None
+        self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
 
     def now(self) -> Shaped[np.ndarray, "sample"]:
@@ -223,11 +240,23 @@ class _Sampled:
         if parameter.data_ptr() != self._pointer:
             # A view is read in a microsecond; a parameter that moves (`.data = …`) gets a new one.
             self._pointer = parameter.data_ptr()
-            direct = parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.dtype in _NUMPY
-            self._view = parameter.detach().view(-1)[self._at].numpy() if direct else None
-        if self._view is not None:
-            return self._view.copy()
-        return plain(parameter.detach().reshape(-1)[self._at]).numpy()
+            self._view = self._look()
+        if self._view is None:
+            return plain(self._layer.as_kept(self._name, parameter.detach()).reshape(-1)[self._at]).numpy()
+        return self._view.copy() if self._index is None else self._view[self._index]
+
+    def _look(self) -> np.ndarray | None:
+        parameter = self._parameter.detach()
+        kept = self._layer.as_kept(self._name, parameter)
+        shares = kept.data_ptr() == parameter.data_ptr() and kept.numel() > 0
+        if not (shares and parameter.device.type == "cpu" and parameter.dtype in _NUMPY):
+            return None
+        if kept.is_contiguous():
+            self._index = None
+            return kept.view(-1)[self._at].numpy()
+        places = np.arange(kept.numel())[self._at]
+        self._index = np.unravel_index(places, tuple(kept.shape))
+        return kept.numpy()
 
 
 class _Listener:

@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """One call of a layer, met by a backward pass. The tensors are the user's own, not copies."""
 
     module: nn.Module
-    keys: Tensor
+    inputs: Tensor
     errors: Tensor
     columns: Mapping[str, np.ndarray]
     may_repeat: bool
@@ -59,7 +59,7 @@ class Passes:
         if part is None:
             part = layers[layer] = layer.begin_pass()
         part.note(seen)
-        self._held += seen.keys.nbytes + seen.errors.nbytes
+        self._held += seen.inputs.nbytes + seen.errors.nbytes
         if self._held > _HELD_BYTES:
             self._copy(layers)
 

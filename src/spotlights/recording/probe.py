@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float, Shaped
+from torch import Tensor
 
 from spotlights.memory.gradient_block import GradientBlock, Part
 
@@ -21,21 +21,19 @@ _UNITS, _FEATURES = 16, 16
 class Probe:
     """Goes round the blocks of one layer."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Shaped[Tensor, "out_features in_group"], groups: int) -> None:
         out_features, in_features = weight.shape
+        self._group = out_features // groups, in_features
         self._dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self._units = _blocks(out_features, _UNITS)
         self._features = _blocks(in_features, _FEATURES)
         self._turn = 0
 
-    def cut(
-        self, parameters: Mapping[str, nn.Parameter], learning: Sequence[str], loss_scale: float
-    ) -> GradientBlock | None:
-        """A block of the gradients of what is `learning` that is not all zero; None if there is none."""
+    def cut(self, gradients: Mapping[str, Tensor | None], loss_scale: float) -> GradientBlock | None:
+        """A block of the gradients, seen as matrix and row, that is not all zero; None if there is none."""
         self._turn += 1
         units = self._units[self._turn % len(self._units)]
         features = self._features[self._turn % len(self._features)]
-        gradients = {name: parameters[name].grad for name in learning}
         block = self._block(gradients, units, features, loss_scale)
         if block.any():
             return block
@@ -55,6 +53,7 @@ class Probe:
             features,
             None if weight is None else self._numbers(weight, (units, features), loss_scale),
             None if bias is None else self._numbers(bias, (units,), loss_scale),
+            self._group,
         )
 
     def _numbers(self, gradient: Float[Tensor, "..."], at: tuple[Part, ...], loss_scale: float) -> np.ndarray:

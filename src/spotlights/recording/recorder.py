@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from spotlights._version import __version__
@@ -28,16 +29,17 @@ from spotlights.errors import (
     SpotlightsWarning,
     UnknownNameError,
 )
-from spotlights.layers import LayerAdapter, adapter_for
+from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.gradient_block import GradientBlock
-from spotlights.memory.manifest import FILE
+from spotlights.memory.manifest import FILE, LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, sample_slice, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
+from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.passes import Passes
 
@@ -57,7 +59,8 @@ def record(
     """Records a training run as a memory: `with sl.record(model, optimizer, "run.memory") as recorder:`.
 
     Args:
-        model: the network; its linear layers are recorded.
+        model: the network; its layers are recorded, as far as they are of a known kind (docs/layers.md). Trained
+            parameters of other layers are listed in one warning, and in `memory.info`.
         optimizer: the one optimizer that trains it.
         path: the directory to write.
         layers: names or patterns (`"layers.*"`) of the layers to record; all of them by default.
@@ -117,6 +120,7 @@ class Recorder:
         self._model = model
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
+        self._chosen = patterns is not None
         self._errors = errors
         self._resume = resume
         self._overwrite = overwrite
@@ -192,14 +196,14 @@ class Recorder:
     # -- starting ------------------------------------------------------------------------------
 
     def _create(self) -> MemoryWriter:
-        covered = {id(p) for layer in self._layers.values() for p in layer.parameters.values()}
-        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
+        coverage.tell(chosen=self._chosen)
         initial = dict(self._parameters())
         for state in self._rule.states:
-            for name, parameter in self._named_parameters():
+            for layer, name, parameter in self._named_parameters():
                 value = self._optimizer.state.get(parameter, {}).get(state)
                 if value is not None:
-                    initial[f"{name}/{state}"] = value.detach().clone()
+                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
         manifest: dict[str, object] = {
             "spotlights": __version__,
             "torch": torch.__version__,
@@ -211,11 +215,9 @@ class Recorder:
             "errors": self._errors,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
-            "uncovered": [
-                name
-                for name, p in self._model.named_parameters()
-                if id(p) in trained and p.requires_grad and id(p) not in covered
-            ],
+            "uncovered": coverage.uncovered,
+            "covered_numbers": coverage.covered,
+            "trained_numbers": coverage.trained,
         }
         return MemoryWriter.create(
             self.path,
@@ -230,14 +232,8 @@ class Recorder:
     def _matching_step(self) -> int:
         """The latest step of the memory whose weights the model holds."""
         reader = MemoryReader(self.path)
-        described = {
-            name: (entry.in_features, entry.out_features, entry.bias, entry.storage, entry.trained)
-            for name, entry in reader.manifest.layers.items()
-        }
-        ours = {
-            name: (e.in_features, e.out_features, e.bias, e.storage, e.trained)
-            for name, e in ((name, layer.entry()) for name, layer in self._layers.items())
-        }
+        described = {name: _settings(entry) for name, entry in reader.manifest.layers.items()}
+        ours = {name: _settings(layer.entry()) for name, layer in self._layers.items()}
         if described != ours or reader.manifest.errors != self._errors:
             raise ResumeError(
                 f"{self.path} was recorded with other layers or settings. It has: {described}; "
@@ -270,13 +266,16 @@ class Recorder:
             "that goes with this memory before resuming, or record to another path."
         )
 
-    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, layer in self._layers.items():
-            for parameter, value in layer.parameters.items():
-                yield f"{name}/{parameter}", value
+    def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
+        for layer in self._layers.values():
+            for name, parameter in layer.parameters.items():
+                yield layer, name, parameter
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self._named_parameters()}
+        found = {}
+        for layer, name, parameter in self._named_parameters():
+            found[f"{layer.name}/{name}"] = _copy(layer.as_kept(name, parameter.detach()))
+        return found
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -335,14 +334,16 @@ class Recorder:
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
             for parameter_name, logged in staged.rule.items():
-                parameter = self._layers[name].parameters[parameter_name]
+                layer = self._layers[name]
+                parameter = layer.parameters[parameter_name]
                 state = {**self._optimizer.state.get(parameter, {}), WEIGHTS: parameter.detach()}
                 for needed in self._rule.needed(logged):
                     if state.get(needed) is not None:
-                        held[state_tensor(name, parameter_name, needed)] = state[needed]
+                        kept = layer.as_kept(parameter_name, state[needed])
+                        held[state_tensor(name, parameter_name, needed)] = kept
         if not self._writer.wants(sum(tensor.nbytes for tensor in held.values())):
             return {}
-        return {name: plain(tensor.clone()) for name, tensor in held.items()}
+        return {name: plain(_copy(tensor)) for name, tensor in held.items()}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
@@ -420,11 +421,16 @@ def _find_layers(
     for name, module in model.named_modules():
         adapter = adapter_for(module)
         if adapter is not None:
-            _, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
+            first, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
+            if first is not adapter:
+                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
+                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
+                first, modules = found[id(adapter.weight(module))] = (adapter, {})
             modules[name or type(module).__name__.lower()] = module
     if not found:
         raise SettingError(
-            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: linear layers."
+            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
+            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
         )
     names = [name for _, modules in found.values() for name in modules]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
@@ -446,6 +452,16 @@ def _find_layers(
         )
         layers[layer.name] = layer
     return layers
+
+
+def _settings(entry: LayerEntry) -> tuple[object, ...]:
+    """What of a layer must be the same for its memory to go on."""
+    shape = entry.in_features, entry.out_features, entry.groups
+    return entry.kind, *shape, entry.bias, entry.storage, entry.trained
+
+
+def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _git_revision() -> str | None:

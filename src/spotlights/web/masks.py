@@ -24,6 +24,7 @@ import spotlights as sl
 from spotlights.attention.forward import find_module
 from spotlights.attention.group_weights import GroupWeights, group_weight_bytes, has_group_weights
 from spotlights.attention.results import Label
+from spotlights.layers import adapter_for
 from spotlights.memory.selection import Both, Complement
 from spotlights.web.measures import Kept
 
@@ -118,8 +119,12 @@ class Masks:
         current = dict(self._model.named_parameters())
         for layer, names in self._names.items():
             here = mask if mask.layers is None or layer in mask.layers else Mask()
+            entry = self._memory._view.reader.manifest.layers[layer]
             for parameter, value in self._parameters(layer, here).items():
-                found[names[parameter]] = value.to(current[names[parameter]])
+                own = current[names[parameter]]
+                found[names[parameter]] = (
+                    (entry.own(value) if parameter == "weight" else value).reshape(own.shape).to(own)
+                )
         return found
 
     def _parameters(self, layer: str, mask: Mask) -> dict[str, Tensor]:
@@ -174,6 +179,9 @@ def _parameter_names(memory: sl.Memory, model: nn.Module) -> dict[str, dict[str,
     found = {}
     for layer, entry in memory._view.reader.manifest.layers.items():
         module = find_module(model, entry.modules[0], entry)
-        own = ("weight", "bias") if entry.bias else ("weight",)
-        found[layer] = {parameter: names[id(getattr(module, parameter))] for parameter in own}
+        adapter = adapter_for(module)
+        assert adapter is not None, "find_module gives no other modules"
+        found[layer] = {"weight": names[id(adapter.weight(module))]}
+        if entry.bias:
+            found[layer]["bias"] = names[id(adapter.bias(module))]
     return found
