@@ -15,8 +15,9 @@ help:  ## this list
 demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memory, explain three test images
 	$(BIN)/spotlights demo
 
+# Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
 chromium:

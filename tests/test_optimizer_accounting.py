@@ -309,7 +309,7 @@ def test_a_layer_whose_module_is_never_called_is_warned_of_once_and_reported(tmp
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     with (
         warnings.catch_warnings(record=True) as caught,
-        sl.record(model, optimizer, tmp_path / "m", dtype="float64"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64", layers="out_proj"),
     ):
         warnings.simplefilter("always")
         for _ in range(3):
