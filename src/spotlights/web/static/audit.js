@@ -48,7 +48,7 @@ function show(found, wanted) {
   const most = Math.max(...suspects.map(({ value }) => Math.abs(value ?? 0)));
   const { signed: towards } = run.measures.find(({ name }) => name === found.measure) ?? {};
   fill($("audit"),
-    h("p", { class: "quiet" }, "Visit after visit, the network disagreed with these training examples, most with the first. ", h("b", {}, "A ranking, not a verdict"), ": hard and rare examples are here too. Below each, what it does to this answer: ",
+    h("p", { class: "quiet" }, "Visit after visit, the network disagreed with these training examples, most with the first. ", h("b", {}, "A ranking, not a verdict"), ": hard and rare examples are here too. Leaving them out takes away what they added to the weights; it does not train again. Below each, what it does to this answer: ",
       h("b", {}, `${found.measure}${towards ? ` for or against “${found.target_name}”` : ""}, ${found.of} `), caution({ caution: found.caution, note: found.caution_note })),
     h("h3", {}, `The ${suspects.length} most suspicious`, h("span", { class: "links" }, run.no_masks ? null : h("button", { class: "more", id: "mask-suspects", onclick: () => leaveOut(suspects) }, "leave all of these out"), csv, more)),
     suspects.length ? h("div", { class: suspects[0].shown?.kind === "image" ? "suspects" : "suspects text" }, suspects.map((row) => suspect(row, most)))
