@@ -274,3 +274,17 @@ def test_influence_under_adam_is_the_contribution_of_the_whitened_query(tmp_path
     truth = contributions(white[None, :3]) + (white[3] - 1) * of_bias
     found = memory.attend(model, query).influence(target=1).totals("example").values
     torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
+
+
+def test_layers_that_influence_is_not_estimated_through_are_named(tmp_path: Path):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.record(model, optimizer, tmp_path / "a.memory", dtype="float64") as recorder:
+        recorder.batch(example=[0, 1])
+        model(torch.randn(2, 3).double()).square().sum().backward()
+        optimizer.step()
+    influence = sl.open(tmp_path / "a.memory").attend(model, torch.randn(1, 3).double()).influence(target=0)
+    for note in (influence.note, influence.summed().note, influence.totals("example").note):
+        assert note is not None
+        assert note.endswith("not estimated through 1")

@@ -257,7 +257,12 @@ class Spotlights(Mapping[str, Attention]):
         attentions = [each for each in self._attentions.values() if each.layer.entry.groups == 1]
         parts = [attention._influence_part(target, damping) for attention in attentions]
         rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
-        return Influence(parts, [owners for owners, _ in rows], inputs=max((count for _, count in rows), default=0))
+        return Influence(
+            parts,
+            [owners for owners, _ in rows],
+            inputs=max((count for _, count in rows), default=0),
+            left_out=[name for name, each in self._attentions.items() if each.layer.entry.groups > 1],
+        )
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

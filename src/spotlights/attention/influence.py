@@ -64,13 +64,27 @@ class Influence:
     better estimate) and `Attention.influence` (one layer's share).
     """
 
-    def __init__(self, parts: Sequence[Measure], owners: Sequence[Int64[Tensor, "_"]], *, inputs: int) -> None:
-        """`parts`: the influence through each layer; `owners`: which input each query of a part belongs to."""
+    def __init__(
+        self,
+        parts: Sequence[Measure],
+        owners: Sequence[Int64[Tensor, "_"]],
+        *,
+        inputs: int,
+        left_out: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            parts: the influence through each layer.
+            owners: which input each query of a part belongs to.
+            inputs: how many there are.
+            left_out: the recorded layers through which it is not estimated.
+        """
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         self._parts = parts
         self._owners = owners
         self._inputs = inputs
+        self._left_out = left_out
         self._totals: dict[tuple[str, int | None], Totals] = {}
 
     def __len__(self) -> int:
@@ -79,7 +93,8 @@ class Influence:
     @property
     def note(self) -> str | None:
         """What a reader of the numbers must know."""
-        return self._parts[0].note
+        note = self._parts[0].note
+        return f"{note}; not estimated through {', '.join(self._left_out)}" if self._left_out else note
 
     def totals(self, column: str, *, bins: int | None = None) -> Totals:
         """The influence of leaving out each group together: a class, a source, an example.
@@ -134,7 +149,9 @@ class Influence:
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
-        return Influence(self._parts, [torch.zeros_like(owners) for owners in self._owners], inputs=1)
+        return Influence(
+            self._parts, [torch.zeros_like(owners) for owners in self._owners], inputs=1, left_out=self._left_out
+        )
 
     def numpy(self) -> Any:
         """Of shape (inputs, examples), in the order of `totals("example").groups`."""
