@@ -18,11 +18,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
-from spotlights.memory.storage import STORAGES
+from spotlights.memory.storage import STORAGES, storage_named
 from spotlights.memory.tensors import put_in_place
 
 FORMAT = 1
 FILE = "memory.json"
+_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class LayerEntry:
     """Where the matrix is several weights side by side: their names, with how many columns each has."""
     biases: list[str] = field(default_factory=list)
     """Where what is added to an output is the sum of several biases: their names."""
+    computed: str = ""
+    """What the layer computed in, where that is coarser than `dtype` (autocast)."""
 
     @property
     def weight_columns(self) -> dict[str, slice]:
@@ -77,6 +80,11 @@ class LayerEntry:
         """The parameters by name, from the matrix and from one row for each bias."""
         found = {name: weight[:, columns] for name, columns in self.weight_columns.items()}
         return {**found, **dict(zip(self.bias_names, biases, strict=True))}
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of a slot's numbers: of their storage, and of the arithmetic that made them."""
+        return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
 
     @property
     def matrix_shape(self) -> tuple[int, int]:

@@ -80,6 +80,8 @@ class Rows:
     columns: Mapping[str, Shaped[np.ndarray, "rows"]]
     may_repeat: bool = False
     """The keys are data, not the output of another trained layer: the next epoch brings them again."""
+    computed: torch.dtype | None = None
+    """What the layer computed in, where that is coarser than its parameters' type (autocast)."""
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -40,7 +40,7 @@ from spotlights.memory.manifest import (
 )
 from spotlights.memory.moments import FILE as MOMENTS
 from spotlights.memory.slots import Rows, StepRecord, plain
-from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.storage import BufferPool
 from spotlights.memory.tensors import map_tensors, write_tensors
 
 try:
@@ -307,6 +307,10 @@ class MemoryWriter:
         """Adds one layer's tensors; returns its numbers of slots and of keys."""
         entry = self._manifest.layers[layer]
         rows = [rows for record in steps for rows in record.layers[layer].rows]
+        coarse = {str(part.computed).removeprefix("torch.") for part in rows if part.computed is not None}
+        if coarse and not entry.computed:
+            entry = dataclasses.replace(entry, computed=max(coarse))
+            self._manifest = dataclasses.replace(self._manifest, layers={**self._manifest.layers, layer: entry})
         parts: dict[str, list[np.ndarray]] = {}
         if rows and layer in self._undecided:
             self._undecided.remove(layer)
@@ -342,8 +346,7 @@ class MemoryWriter:
             counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
-        rounding = storage_named(entry.storage).rounding
-        probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, rounding) for s in log]
+        probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, entry.rounding) for s in log]
         tensors[names.probe_tensor(layer)] = [
             np.array([[p.factor, p.residual, float(s.moved)] for p, s in zip(probes, log, strict=True)])
         ]

@@ -28,8 +28,10 @@ from spotlights.errors import (
     SettingError,
     SpotlightsWarning,
     UnknownNameError,
+    UnsupportedError,
 )
 from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
+from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
@@ -45,6 +47,7 @@ from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import listen
 from spotlights.recording.passes import Passes
 from spotlights.recording.resuming import matching_step
+from spotlights.recording.untraced import Untraced, compiled_graphs
 
 
 def record(
@@ -135,7 +138,7 @@ class Recorder:
         self.path = path
         self.step = 0
         """How many optimizer steps the memory has."""
-        self._model = model
+        self._model = unwrapped(model)
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
@@ -148,7 +151,7 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers, self._listeners = _find_layers(model, optimizer, patterns, running, errors, self._pool)
+        self._layers, self._listeners = _find_layers(self._model, optimizer, patterns, running, errors, self._pool)
         self._passes = Passes()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._writer: MemoryWriter | None = None
@@ -157,6 +160,9 @@ class Recorder:
         self._paused = 0
         self._was_paused = False
         self._warned = False
+        self._warned_unseen = False
+        self._seen = False
+        """A slot has been recorded."""
         self._staged: dict[str, _Staged] = {}
         self._state: dict[str, Tensor] = {}
 
@@ -175,8 +181,8 @@ class Recorder:
             self._columns.declare("step", "int")
         for module, adapter, layers in self._listeners:
             self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
-        self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
-        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        self._handles.append(self._optimizer.register_step_pre_hook(Untraced(self._on_step)))
+        self._handles.append(self._optimizer.register_step_post_hook(Untraced(self._after_step)))
         return self
 
     def __exit__(
@@ -309,6 +315,7 @@ class Recorder:
         loss_scale = 1.0 if scale is None else float(scale)
         self._staged = {}
         self._passes.clear()
+        unseen: list[RecordedLayer] = []
         with torch.no_grad():
             for name, layer in self._layers.items():
                 gradient = layer.gradient(loss_scale)
@@ -322,10 +329,37 @@ class Recorder:
                         parameter.grad is not None,
                     )
                 if not rows and gradient is not None:
-                    self._warn_unseen(layer)
+                    unseen.append(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
                 self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
             self._state = self._due_state()
+        self._seen |= any(staged.rows for staged in self._staged.values())
+        if unseen:
+            self._note_unseen(unseen)
+
+    def _note_unseen(self, layers: list[RecordedLayer]) -> None:
+        if self._was_paused or self.step < self._first_step:
+            return
+        if not self._seen and self._in_training and compiled_graphs():
+            self._stop(
+                "torch.compile has compiled the model without its hooks, before recording began. Start recording "
+                "before the first training step, or call torch.compiler.reset() as it starts"
+            )
+        elif not self._warned_unseen:
+            self._warn_unseen(layers[0])
+
+    def _stop(self, reason: str) -> None:
+        """Ends the recording; training goes on."""
+        assert self._writer is not None
+        self._staged = {}
+        self._unhook()
+        self._writer.flush()
+        self._writer.failure = UnsupportedError(reason)
+        self._warn_stopped(self._writer.failure)
+
+    @property
+    def _in_training(self) -> bool:
+        return any(module.training for module in self._model.modules())
 
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
@@ -390,13 +424,10 @@ class Recorder:
         )
 
     def _warn_unseen(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self._warned_unseen or self.step < self._first_step:
-            return
         self._warned_unseen = True
-        training = any(module.training for module in self._model.modules())
         reason = (
             "its forward hooks saw no training pass (is its weight used outside its module?)"
-            if training
+            if self._in_training
             else "the model is in eval mode, in which nothing is recorded (call model.train())"
         )
         warnings.warn(
@@ -405,8 +436,6 @@ class Recorder:
             SpotlightsWarning,
             stacklevel=4,
         )
-
-    _warned_unseen = False
 
 
 Listeners = list[tuple[nn.Module, ModuleAdapter, dict[str, RecordedLayer]]]
