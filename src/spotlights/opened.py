@@ -43,7 +43,7 @@ UNEXPLAINED = 1e-3
 def open(path: str | Path) -> Memory:
     """Opens a memory that `record` wrote, also while it is still being recorded."""
     reader = MemoryReader(Path(path))
-    return Memory(View(reader, Everything(), reader.manifest.steps))
+    return Memory(View(reader, _as_of(Everything(), reader.steps, reader), reader.steps))
 
 
 @dataclass(frozen=True, repr=False)
@@ -486,7 +486,7 @@ class MemoryInfo(Printable):
             "path": str(reader.directory),
             "status": manifest.status,
             "created": manifest.created,
-            "steps": manifest.steps,
+            "steps": reader.steps,
             "slots": len(self._memory),
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,

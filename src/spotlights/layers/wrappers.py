@@ -11,14 +11,19 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
+def wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, what it wraps, what that wraps, and last the network itself."""
+    yield model
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        yield from wrappers(model.module)
+    elif (inner := model._modules.get("_orig_mod")) is not None:  # what torch.compile(model) gives
+        yield from wrappers(inner)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network itself."""
-    while True:
-        inner = model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
-        inner = inner._modules.get("_orig_mod") or inner  # what torch.compile(model) gives
-        if inner is model:
-            return model
-        model = inner
+    *_, network = wrappers(model)
+    return network
 
 
 @contextlib.contextmanager

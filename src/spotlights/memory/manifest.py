@@ -186,6 +186,11 @@ class Manifest:
     """of so many; None in memories that did not count them."""
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
+    ranks: int = 1
+    """How many processes recorded the run; each has a directory of its own (`memory/ranks.py`)."""
+    rank: int = 0
+    run: str = ""
+    """Of a run in several processes: what all of them have in common."""
     final: FileEntry | None = None
     fold: FoldEntry | None = None
     """None if every visit is a slot of its own."""
@@ -197,7 +202,7 @@ class Manifest:
     def steps(self) -> int:
         if self.fold is not None:
             return self.fold.steps
-        return self.segments[-1].end_step if self.segments else 0
+        return max((segment.end_step for segment in self.segments), default=0)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -271,6 +276,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
+    if not (isinstance(manifest.ranks, int) and isinstance(manifest.rank, int) and 0 <= manifest.rank < manifest.ranks):
+        raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
     step = 0
     for segment in manifest.segments:
         if manifest.fold is None and (segment.first_step != step or segment.end_step <= segment.first_step):

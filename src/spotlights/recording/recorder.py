@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import subprocess
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
+from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
@@ -46,6 +48,7 @@ from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import listen
 from spotlights.recording.passes import Passes
+from spotlights.recording.processes import Processes
 from spotlights.recording.resuming import matching_step
 from spotlights.recording.untraced import Untraced, compiled_graphs
 
@@ -139,6 +142,7 @@ class Recorder:
         self.step = 0
         """How many optimizer steps the memory has."""
         self._model = unwrapped(model)
+        self._processes = Processes.of(model)
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
@@ -169,14 +173,10 @@ class Recorder:
     # -- what users call -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
-        if self._resume and (self.path / FILE).exists():
-            samples = {name: layer.samples() for name, layer in self._layers.items()}
-            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
-        if self.step:
-            self._writer = self._kind.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
-            self._columns = self._writer.columns
-        else:
-            self._writer = self._create()
+        self.step, run = self._processes.agree(self._start)
+        if self._writer is None:  # the first process has one by now
+            self._writer = self._open_writer(run)
+        self._columns = self._writer.columns
         if self._fold is None:
             self._columns.declare("step", "int")
         for module, adapter, layers in self._listeners:
@@ -194,7 +194,10 @@ class Recorder:
         self._unhook()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close(self._parameters(), interrupted=kind is not None)
+            final = {} if self._processes.rank else self._parameters()
+            writer.close(final, interrupted=kind is not None)
+            if kind is None:
+                self._processes.meet()  # who leaves the block may open the whole memory
             if writer.failure is not None:
                 self._warn_stopped(writer.failure)
 
@@ -239,17 +242,35 @@ class Recorder:
             name: dataclasses.replace(layer.entry(), storage=self._dtype) for name, layer in self._layers.items()
         }
         optimizer = type(self._optimizer).__name__
-        return {"layers": entries, "errors": self._errors, "fold": self._fold, "optimizer": optimizer}
+        return {
+            "layers": entries,
+            "errors": self._errors,
+            "fold": self._fold,
+            "optimizer": optimizer,
+            "ranks": self._processes.count,
+        }
 
-    def _create(self) -> MemoryWriter:
+    def _start(self) -> tuple[int, str]:
+        """In the first process: at which step recording starts, and the name of the run."""
+        run = uuid.uuid4().hex if self._processes.count > 1 else ""
+        if self._resume and (self.path / FILE).exists():
+            samples = {name: layer.samples() for name, layer in self._layers.items()}
+            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
+        self._writer = self._open_writer(run)
+        return self.step, self._writer.manifest.run
+
+    def _open_writer(self, run: str) -> MemoryWriter:
+        if not self.step:
+            return self._create(run)
+        directory = rank_directory(self.path, self._processes.rank)
+        return self._kind.resume(directory, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
+
+    def _create(self, run: str) -> MemoryWriter:
+        processes = self._processes
         coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
-        coverage.tell(chosen=self._chosen)
-        initial = dict(self._parameters())
-        for state in self._rule.states:
-            for layer, name, parameter in self._named_parameters():
-                value = self._optimizer.state.get(parameter, {}).get(state)
-                if value is not None:
-                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        if processes.rank == 0:
+            coverage.tell(chosen=self._chosen)
+        initial = self._initial() if processes.rank == 0 else {}
         manifest: dict[str, object] = {
             "spotlights": __version__,
             "torch": torch.__version__,
@@ -262,16 +283,28 @@ class Recorder:
             "uncovered": coverage.uncovered,
             "covered_numbers": coverage.covered,
             "trained_numbers": coverage.trained,
+            "rank": processes.rank,
+            "run": run,
         }
         return self._kind.create(
-            self.path,
+            rank_directory(self.path, processes.rank),
             manifest,
             initial,
             self._columns,
             pool=self._pool,
-            overwrite=self._overwrite or self._resume,
+            overwrite=self._overwrite or self._resume or processes.rank > 0,
             segment_bytes=self._segment_bytes,
         )
+
+    def _initial(self) -> dict[str, Tensor]:
+        """The parameters, and what the optimizer already holds of them."""
+        initial = dict(self._parameters())
+        for state in self._rule.states:
+            for layer, name, parameter in self._named_parameters():
+                value = self._optimizer.state.get(parameter, {}).get(state)
+                if value is not None:
+                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        return initial
 
     def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
         for layer in self._layers.values():
@@ -364,7 +397,7 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if not self.step or not self._writer.starts_segment:
+        if not self.step or self._processes.rank or not self._writer.starts_segment:
             return {}
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
