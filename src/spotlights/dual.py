@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from spotlights.attention.forward import find_map
 from spotlights.attention.measure import View
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
+from spotlights.layers.wrappers import unwrapped
 
 
 class DualLinear(nn.Module):
@@ -72,7 +73,7 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
 
 def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]) -> nn.Module:
     """A copy of the model with the given weights in some of its recorded layers."""
-    replaced = copy.deepcopy(model).eval()
+    replaced = copy.deepcopy(unwrapped(model)).eval()
     with torch.no_grad():
         for name, found in parameters.items():
             entry = view.reader.manifest.layers[name]

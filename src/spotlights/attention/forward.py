@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
 from spotlights.layers import Call, LinearMap, ModuleAdapter, adapter_named
 from spotlights.layers.adapter import tensors_of
+from spotlights.layers.wrappers import plainly, unwrapped
 from spotlights.memory.manifest import LayerEntry
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
@@ -68,6 +69,7 @@ class ForwardPass:
     """Runs the model once, in eval mode, and leaves it as it was."""
 
     def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
+        model = unwrapped(model)
         self.calls = {name: Calls(entry.map) for name, entry in layers.items()}
         users: dict[nn.Module, tuple[ModuleAdapter, dict[str, Calls]]] = {}
         for name, entry in layers.items():
@@ -80,7 +82,7 @@ class ForwardPass:
             for module, (adapter, maps) in users.items():
                 handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
             model.eval()
-            with torch.enable_grad():
+            with torch.enable_grad(), plainly():
                 self.output = _call(model, inputs)
         finally:
             for handle in handles:
@@ -191,6 +193,7 @@ def _copied(output: Any) -> Any:
 
 def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, LinearMap]:
     """The module of that name and the recorded map in it, checked against the recorded shape."""
+    model = unwrapped(model)
     modules = dict(model.named_modules())
     module = modules.get(path)
     adapter = adapter_named(entry.kind)

@@ -18,11 +18,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
-from spotlights.memory.storage import STORAGES
+from spotlights.memory.storage import STORAGES, storage_named
 from spotlights.memory.tensors import put_in_place
 
 FORMAT = 1
 FILE = "memory.json"
+_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class LayerEntry:
     """Where the matrix is several weights side by side: their names, with how many columns each has."""
     biases: list[str] = field(default_factory=list)
     """Where what is added to an output is the sum of several biases: their names."""
+    computed: str = ""
+    """What the layer computed in, where that is coarser than `dtype` (autocast)."""
 
     @property
     def weight_columns(self) -> dict[str, slice]:
@@ -77,6 +80,11 @@ class LayerEntry:
         """The parameters by name, from the matrix and from one row for each bias."""
         found = {name: weight[:, columns] for name, columns in self.weight_columns.items()}
         return {**found, **dict(zip(self.bias_names, biases, strict=True))}
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of a slot's numbers: of their storage, and of the arithmetic that made them."""
+        return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -178,6 +186,11 @@ class Manifest:
     """of so many; None in memories that did not count them."""
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
+    ranks: int = 1
+    """How many processes recorded the run; each has a directory of its own (`memory/ranks.py`)."""
+    rank: int = 0
+    run: str = ""
+    """Of a run in several processes: what all of them have in common."""
     final: FileEntry | None = None
     fold: FoldEntry | None = None
     """None if every visit is a slot of its own."""
@@ -189,7 +202,7 @@ class Manifest:
     def steps(self) -> int:
         if self.fold is not None:
             return self.fold.steps
-        return self.segments[-1].end_step if self.segments else 0
+        return max((segment.end_step for segment in self.segments), default=0)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -263,6 +276,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
+    if not (isinstance(manifest.ranks, int) and isinstance(manifest.rank, int) and 0 <= manifest.rank < manifest.ranks):
+        raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
     step = 0
     for segment in manifest.segments:
         if manifest.fold is None and (segment.first_step != step or segment.end_step <= segment.first_step):

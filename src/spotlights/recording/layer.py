@@ -131,16 +131,18 @@ class RecordedLayer:
         """The slots of one call, encoded."""
         keys = seen.met.keys[self._map_name]
         keys = keys.reshape(-1, keys.shape[-1])
-        like = self._usual_scale if seen.met.may_repeat else None
-        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
-        if seen.met.may_repeat and key_scale is not None and like is None:
-            self._usual_scale = float(key_scale[0])
-        stored_errors = error_scale = None
+        stored_errors = error_scale = computed = None
         if self._errors:
             errors = seen.met.errors[self._map_name]
             errors = errors.reshape(-1, errors.shape[-1])
             stored_errors, error_scale = self._storage.encode(errors, self._pool)
-        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.met.may_repeat)
+            if _coarser(errors.dtype, self.witness.dtype):
+                computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
+        like = self._usual_scale if seen.met.may_repeat else None
+        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
+        if seen.met.may_repeat and key_scale is not None and like is None:
+            self._usual_scale = float(key_scale[0])
+        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.met.may_repeat, computed)
 
     def accept(self, rows: list[Rows], *, fresh: bool) -> None:
         """A pass has added to the gradient; `fresh` if that was empty before."""
@@ -204,6 +206,10 @@ class RecordedLayer:
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self.parameters.values()]
+
+
+def _coarser(a: torch.dtype, b: torch.dtype) -> bool:
+    return a != b and torch.finfo(a).eps > torch.finfo(b).eps
 
 
 class _Sampled:

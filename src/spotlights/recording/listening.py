@@ -17,6 +17,7 @@ from spotlights.layers.adapter import tensors_of
 from spotlights.memory.columns import Batch
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.passes import ColumnsOf, Passes
+from spotlights.recording.untraced import Untraced
 
 
 def listen(
@@ -72,14 +73,8 @@ def _reached(passes: Passes, call: Call, place: tuple[int, int], columns: Column
     return hook
 
 
-class _Listener:
+class _Listener(Untraced):
     """A hook that belongs to one model: copies of that model, deep or pickled, are not recorded."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
 
     def __reduce__(self) -> tuple[type[NotRecorded], tuple[()]]:
         return NotRecorded, ()

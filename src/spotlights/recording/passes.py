@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from spotlights.layers import Call
+from spotlights.recording.untraced import Untraced
 
 _HELD_BYTES = 32 << 20
 """What is noted may take so much memory; then it is copied before the pass ends."""
@@ -86,8 +87,9 @@ class Passes:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._held = 0
+        self.note = Untraced(self._note)
 
-    def note(self, call: Call, place: tuple[int, int], gradient: Tensor, columns: ColumnsOf) -> None:
+    def _note(self, call: Call, place: tuple[int, int], gradient: Tensor, columns: ColumnsOf) -> None:
         """Called during a backward pass, when it reaches a tensor that a module has returned.
 
         Args:

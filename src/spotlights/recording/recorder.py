@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import subprocess
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,15 @@ from spotlights.errors import (
     SettingError,
     SpotlightsWarning,
     UnknownNameError,
+    UnsupportedError,
 )
 from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
+from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
+from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
@@ -44,7 +48,9 @@ from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import listen
 from spotlights.recording.passes import Passes
+from spotlights.recording.processes import Processes
 from spotlights.recording.resuming import matching_step
+from spotlights.recording.untraced import Untraced, compiled_graphs
 
 
 def record(
@@ -135,7 +141,8 @@ class Recorder:
         self.path = path
         self.step = 0
         """How many optimizer steps the memory has."""
-        self._model = model
+        self._model = unwrapped(model)
+        self._processes = Processes.of(model)
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
@@ -148,7 +155,7 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers, self._listeners = _find_layers(model, optimizer, patterns, running, errors, self._pool)
+        self._layers, self._listeners = _find_layers(self._model, optimizer, patterns, running, errors, self._pool)
         self._passes = Passes()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._writer: MemoryWriter | None = None
@@ -157,26 +164,25 @@ class Recorder:
         self._paused = 0
         self._was_paused = False
         self._warned = False
+        self._warned_unseen = False
+        self._seen = False
+        """A slot has been recorded."""
         self._staged: dict[str, _Staged] = {}
         self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
-        if self._resume and (self.path / FILE).exists():
-            samples = {name: layer.samples() for name, layer in self._layers.items()}
-            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
-        if self.step:
-            self._writer = self._kind.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
-            self._columns = self._writer.columns
-        else:
-            self._writer = self._create()
+        self.step, run = self._processes.agree(self._start)
+        if self._writer is None:  # the first process has one by now
+            self._writer = self._open_writer(run)
+        self._columns = self._writer.columns
         if self._fold is None:
             self._columns.declare("step", "int")
         for module, adapter, layers in self._listeners:
             self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
-        self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
-        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        self._handles.append(self._optimizer.register_step_pre_hook(Untraced(self._on_step)))
+        self._handles.append(self._optimizer.register_step_post_hook(Untraced(self._after_step)))
         return self
 
     def __exit__(
@@ -188,7 +194,10 @@ class Recorder:
         self._unhook()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close(self._parameters(), interrupted=kind is not None)
+            final = {} if self._processes.rank else self._parameters()
+            writer.close(final, interrupted=kind is not None)
+            if kind is None:
+                self._processes.meet()  # who leaves the block may open the whole memory
             if writer.failure is not None:
                 self._warn_stopped(writer.failure)
 
@@ -233,17 +242,35 @@ class Recorder:
             name: dataclasses.replace(layer.entry(), storage=self._dtype) for name, layer in self._layers.items()
         }
         optimizer = type(self._optimizer).__name__
-        return {"layers": entries, "errors": self._errors, "fold": self._fold, "optimizer": optimizer}
+        return {
+            "layers": entries,
+            "errors": self._errors,
+            "fold": self._fold,
+            "optimizer": optimizer,
+            "ranks": self._processes.count,
+        }
 
-    def _create(self) -> MemoryWriter:
+    def _start(self) -> tuple[int, str]:
+        """In the first process: at which step recording starts, and the name of the run."""
+        run = uuid.uuid4().hex if self._processes.count > 1 else ""
+        if self._resume and (self.path / FILE).exists():
+            samples = {name: layer.samples() for name, layer in self._layers.items()}
+            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
+        self._writer = self._open_writer(run)
+        return self.step, self._writer.manifest.run
+
+    def _open_writer(self, run: str) -> MemoryWriter:
+        if not self.step:
+            return self._create(run)
+        directory = rank_directory(self.path, self._processes.rank)
+        return self._kind.resume(directory, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
+
+    def _create(self, run: str) -> MemoryWriter:
+        processes = self._processes
         coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
-        coverage.tell(chosen=self._chosen)
-        initial = dict(self._parameters())
-        for state in self._rule.states:
-            for layer, name, parameter in self._named_parameters():
-                value = self._optimizer.state.get(parameter, {}).get(state)
-                if value is not None:
-                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        if processes.rank == 0:
+            coverage.tell(chosen=self._chosen)
+        initial = self._initial() if processes.rank == 0 else {}
         manifest: dict[str, object] = {
             "spotlights": __version__,
             "torch": torch.__version__,
@@ -256,16 +283,28 @@ class Recorder:
             "uncovered": coverage.uncovered,
             "covered_numbers": coverage.covered,
             "trained_numbers": coverage.trained,
+            "rank": processes.rank,
+            "run": run,
         }
         return self._kind.create(
-            self.path,
+            rank_directory(self.path, processes.rank),
             manifest,
             initial,
             self._columns,
             pool=self._pool,
-            overwrite=self._overwrite or self._resume,
+            overwrite=self._overwrite or self._resume or processes.rank > 0,
             segment_bytes=self._segment_bytes,
         )
+
+    def _initial(self) -> dict[str, Tensor]:
+        """The parameters, and what the optimizer already holds of them."""
+        initial = dict(self._parameters())
+        for state in self._rule.states:
+            for layer, name, parameter in self._named_parameters():
+                value = self._optimizer.state.get(parameter, {}).get(state)
+                if value is not None:
+                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        return initial
 
     def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
         for layer in self._layers.values():
@@ -309,6 +348,7 @@ class Recorder:
         loss_scale = 1.0 if scale is None else float(scale)
         self._staged = {}
         self._passes.clear()
+        unseen: list[RecordedLayer] = []
         with torch.no_grad():
             for name, layer in self._layers.items():
                 gradient = layer.gradient(loss_scale)
@@ -322,15 +362,42 @@ class Recorder:
                         parameter.grad is not None,
                     )
                 if not rows and gradient is not None:
-                    self._warn_unseen(layer)
+                    unseen.append(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
                 self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
             self._state = self._due_state()
+        self._seen |= any(staged.rows for staged in self._staged.values())
+        if unseen:
+            self._note_unseen(unseen)
+
+    def _note_unseen(self, layers: list[RecordedLayer]) -> None:
+        if self._was_paused or self.step < self._first_step:
+            return
+        if not self._seen and self._in_training and compiled_graphs():
+            self._stop(
+                "torch.compile has compiled the model without its hooks, before recording began. Start recording "
+                "before the first training step, or call torch.compiler.reset() as it starts"
+            )
+        elif not self._warned_unseen:
+            self._warn_unseen(layers[0])
+
+    def _stop(self, reason: str) -> None:
+        """Ends the recording; training goes on."""
+        assert self._writer is not None
+        self._staged = {}
+        self._unhook()
+        self._writer.flush()
+        self._writer.failure = UnsupportedError(reason)
+        self._warn_stopped(self._writer.failure)
+
+    @property
+    def _in_training(self) -> bool:
+        return any(module.training for module in self._model.modules())
 
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if not self.step or not self._writer.starts_segment:
+        if not self.step or self._processes.rank or not self._writer.starts_segment:
             return {}
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
@@ -390,13 +457,10 @@ class Recorder:
         )
 
     def _warn_unseen(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self._warned_unseen or self.step < self._first_step:
-            return
         self._warned_unseen = True
-        training = any(module.training for module in self._model.modules())
         reason = (
             "its forward hooks saw no training pass (is its weight used outside its module?)"
-            if training
+            if self._in_training
             else "the model is in eval mode, in which nothing is recorded (call model.train())"
         )
         warnings.warn(
@@ -405,8 +469,6 @@ class Recorder:
             SpotlightsWarning,
             stacklevel=4,
         )
-
-    _warned_unseen = False
 
 
 Listeners = list[tuple[nn.Module, ModuleAdapter, dict[str, RecordedLayer]]]
