@@ -16,7 +16,7 @@ import torch
 
 from spotlights import datasets
 from spotlights.datasets import catalogue, download, registries, sources
-from spotlights.datasets.catalogue import Entry, IdxFile, Package
+from spotlights.datasets.catalogue import DataFile, ImageEntry, Package
 from spotlights.datasets.idx import read_images, read_labels
 from spotlights.errors import DatasetError, SettingError, UnknownNameError
 
@@ -38,12 +38,12 @@ CONTENTS = {
 }
 
 
-def file(name: str) -> IdxFile:
+def file(name: str) -> DataFile:
     content = CONTENTS[name]
-    return IdxFile(name, len(content), hashlib.md5(content).hexdigest())
+    return DataFile(name, len(content), hashlib.md5(content).hexdigest())
 
 
-TINY = Entry(
+TINY = ImageEntry(
     name="tiny",
     classes=("a", "b", "c"),
     first_id=500,
@@ -371,7 +371,7 @@ def test_idx_labels_are_read_in_order():
 def test_an_unknown_data_set_lists_the_known_ones():
     with pytest.raises(UnknownNameError) as caught:
         datasets.load("mnits")
-    assert str(caught.value) == 'No data set "mnits". There are: mnist, fashion-mnist, digits.'
+    assert str(caught.value) == 'No data set "mnits". There are: mnist, fashion-mnist, digits, aesop, wikitext-2.'
     assert isinstance(caught.value, KeyError)
 
 
