@@ -41,7 +41,9 @@ def find_passages(
     if prompt is not None and len(prompt) != rows:
         raise SettingError(f"The prompt has {len(prompt)} tokens, and there are {rows} queries. Give the same tokens.")
     if not tokens or any(not -rows <= token < rows for token in tokens):
-        raise SettingError(f"tokens={list(tokens)}: there are tokens 0 to {rows - 1}; negative ones count from the end.")
+        raise SettingError(
+            f"tokens={list(tokens)}: there are tokens 0 to {rows - 1}; negative ones count from the end."
+        )
     asked = sorted({token % rows for token in tokens})
     attention = attention.at(asked)
     reach = AROUND["character" if isinstance(text, str) else "word"] if around is None else around

@@ -150,16 +150,12 @@ WIKITEXT_2 = TextEntry(
     unit="word",
     files={
         "train": (
-            DataFile(
-                "train.txt", 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"
-            ),
+            DataFile("train.txt", 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
         ),
         "valid": (
             DataFile("valid.txt", 1_121_681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
         ),
-        "test": (
-            DataFile("test.txt", 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
-        ),
+        "test": (DataFile("test.txt", 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),),
     },
     mirrors=("https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/",),
     suffix="",

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 from rich.console import Console
 
-from spotlights.datasets.catalogue import Entry, DataFile
+from spotlights.datasets.catalogue import DataFile, Entry
 from spotlights.datasets.checked import NotThisFileError, check, store
 from spotlights.datasets.download import download
 from spotlights.datasets.registries import ClientError, fetch_package

@@ -54,5 +54,70 @@ class LanguageSettings:
     """Tokens that the network reads before it is asked about one of the test text."""
     asked: int = 1000
     """Test positions over which the passages are judged."""
-    kernels: tuple[str, ...] = ("dot", "cosine")
+    kernels: tuple[str, ...] = ("cosine", "dot")
     """What the passages are found with."""
+
+
+LAPTOP_CHARACTERS = {
+    "steps": 1900,
+    "projection": 256,
+    "hidden": 256,
+    "lr": 2e-3,
+    "falls_from": 0.5,
+    "batch": 32,
+    "unroll": 100,
+}
+"""A quarter of an hour at most on two cores, whatever the text; 50 epochs of Æsop's Fables."""
+
+LAPTOP_WORDS = {
+    "steps": 9330,
+    "lr": 2e-3,
+    "falls_from": 0.5,
+    "dropout": 0.2,
+    "cutoffs": (1000, 6000),
+    "sparse": True,
+    "batch": 32,
+    "unroll": 35,
+}
+"""The same for words; 5 epochs of WikiText-2."""
+
+SGD_CHARACTERS = {
+    "steps": 380,
+    "projection": None,
+    "hidden": 128,
+    "optimizer": "sgd",
+    "lr": 0.5,
+    "batch": 32,
+    "unroll": 100,
+    "layers": None,
+    "errors": True,
+    "fold": False,
+}
+"""Every visit with its errors, for exact contributions."""
+
+SGD_WORDS = {
+    "tokens": 300_000,
+    "steps": 540,
+    "optimizer": "sgd",
+    "lr": 0.5,
+    "dropout": 0.2,
+    "cutoffs": (1000, 6000),
+    "batch": 32,
+    "unroll": 35,
+    "errors": True,
+    "fold": False,
+}
+"""The same for words."""
+
+QUICK = {
+    "steps": 40,
+    "embedding": 16,
+    "projection": None,
+    "hidden": 24,
+    "lr": 1e-2,
+    "batch": 8,
+    "unroll": 20,
+    "context": 40,
+    "asked": 40,
+}
+"""What makes an experiment small enough for a test: a few seconds, and still some learning."""

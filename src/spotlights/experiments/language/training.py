@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 import spotlights as sl
 from spotlights.datasets import TextDataset
 from spotlights.errors import SettingError
-from spotlights.experiments.language.network import LanguageModel, State
+from spotlights.experiments.language.network import LanguageModel, State, surprise
 from spotlights.experiments.language.settings import LanguageSettings
-from spotlights.experiments.progress import track
+from spotlights.experiments.progress import stage, track
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,7 @@ class TrainedLanguage:
     memory: sl.Memory
     model: LanguageModel
     data: TextDataset
+    seed: int
     surprise: float
     """At the tokens of the training text, in nats, over the last epoch of training."""
 
@@ -92,7 +95,27 @@ def train(settings: LanguageSettings, *, data: TextDataset, seed: int, path: Pat
             losses.append(loss.item())
     model.eval()
     last = losses[-steps_per_epoch(len(tokens), settings) :]
-    return TrainedLanguage(sl.open(path), model, data, sum(last) / len(last))
+    return TrainedLanguage(sl.open(path), model, data, seed, sum(last) / len(last))
+
+
+def facts(trained: TrainedLanguage) -> dict[str, Any]:
+    """What a `LanguageRun` says beyond what every run says."""
+    data = trained.data
+    with stage("reading the test text"):
+        on_test = surprise(trained.model, data.test.numbers)
+    return {
+        "unit": data.vocabulary.unit,
+        "train_tokens": len(data.train),
+        "test_tokens": len(data.test),
+        "vocabulary": len(data.vocabulary),
+        "text_sha256": digest(data),
+        "surprise": {"train": trained.surprise, "test": on_test},
+    }
+
+
+def digest(data: TextDataset) -> str:
+    """The checksum of a training text, by which a run knows it again."""
+    return hashlib.sha256(data.train.numbers.numpy().tobytes()).hexdigest()
 
 
 def recorded(
