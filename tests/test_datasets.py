@@ -196,7 +196,7 @@ def test_a_corrupt_cached_file_is_named_with_both_checksums(cache: Path):
     message = str(caught.value)
     assert str(victim) in message
     assert hashlib.md5(b"hello").hexdigest() in message
-    assert TINY.files["train"][1].md5 in message
+    assert TINY.files["train"][1].digest in message
     assert not victim.exists()
 
 

@@ -63,7 +63,7 @@ def find_passages(
 
 def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> list[Hit]:
     """The k positions with the largest scores, for each of the queries."""
-    folded = attention.view.reader.manifest.fold is not None
+    folded = getattr(attention.view.reader.manifest, "fold", None) is not None
     top = attention.top(k) if folded else attention.top(k, by="example")
     rows = [(token, row) for place, token in enumerate(asked) for row in top.rows(place)]
     examples = [row.get("example") for _, row in rows]

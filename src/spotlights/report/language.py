@@ -37,8 +37,9 @@ def _settings(language: Language) -> str:
     quality = "; ".join(f"{name}: {value}" for name, value in run.outcome())
     rows = [[key, value] for key, value in run.settings.items()] + [[k, v] for k, v in run.versions.items()]
     return f"""<p class="lead">Trained on {run.train_tokens:,} {run.unit}s, tested on {run.test_tokens:,};
-a vocabulary of {run.vocabulary:,}. {escape(quality.capitalize())}. A memory of {run.slots:,} slots in {run.memory_bytes / 1e6:,.0f} MB;
-{run.seconds["training"]:,.0f} seconds of training with recording.
+a vocabulary of {run.vocabulary:,}. {escape(quality.capitalize())}.
+A memory of {run.slots:,} slots in {run.memory_bytes / 1e6:,.0f} MB; training with recording took
+{run.seconds["training"]:,.0f} seconds.
 <code>spotlights run {escape(run.experiment)} --preset {escape(run.preset)} --seed {run.seed}</code></p>
 <details><summary>All settings and versions</summary>
 {tables.html_table(["setting", "value"], rows, numbers_from=2)}</details>"""
