@@ -209,7 +209,7 @@ def test_a_corrupt_file_in_the_data_folder_is_named_with_both_checksums(data: Pa
     message = str(caught.value)
     assert str(victim) in message
     assert hashlib.md5(b"hello").hexdigest() in message
-    assert TINY.files["test"][0].md5 in message
+    assert TINY.files["test"][0].digest in message
 
 
 def test_a_wrong_package_leaves_nothing_in_the_cache(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
