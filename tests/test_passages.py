@@ -37,15 +37,15 @@ class Reader(nn.Module):
 
 
 @cache
-def trained() -> tuple[sl.Memory, Reader]:
+def trained(fold: str | None = None) -> tuple[sl.Memory, Reader]:
     torch.manual_seed(0)
     model = Reader()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     letters = torch.tensor([LETTERS.index(letter) for letter in TEXT])
     length = (len(TEXT) - 1) // 4
     positions = torch.arange(4 * length).view(4, length)
-    path = ROOT / "passages.memory"
-    with sl.record(model, optimizer, path, layers="mix", overwrite=True) as recorder:
+    path = ROOT / f"passages-{fold}.memory"
+    with sl.record(model, optimizer, path, layers="mix", fold=fold, overwrite=True) as recorder:
         for epoch in range(3):
             for start in range(0, length, 10 + epoch):
                 some = positions[:, start : start + 10 + epoch]
@@ -61,8 +61,8 @@ def numbers(prompt: str) -> torch.Tensor:
     return torch.tensor([[LETTERS.index(letter) for letter in prompt]])
 
 
-def ask(prompt: str, kernel: str = "dot", **options):
-    memory, model = trained()
+def ask(prompt: str, kernel: str = "dot", fold: str | None = None, **options):
+    memory, model = trained(fold)
     return memory.attend(model, numbers(prompt), kernel=kernel)["mix"].passages(TEXT, prompt=prompt, **options)
 
 
@@ -78,11 +78,16 @@ def brute_scores(prompt: str, token: int) -> dict[int, float]:
     return sums
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.text(alphabet=LETTERS, min_size=2, max_size=8), st.integers(1, 5), st.integers(0, 12), st.booleans())
-def test_passages_are_those_of_brute_force(prompt: str, k: int, around: int, both: bool):
-    tokens = [-2, -1] if both else [-1]
-    found = ask(prompt, tokens=tokens, k=k, around=around)
+@pytest.mark.parametrize("fold", [None, "example"])
+@settings(max_examples=15, deadline=None)
+@given(
+    prompt=st.text(alphabet=LETTERS, min_size=2, max_size=8),
+    k=st.integers(1, 5),
+    around=st.integers(0, 12),
+    tokens=st.sampled_from([[-1], [-2, -1]]),
+)
+def test_passages_are_those_of_brute_force(fold: str | None, prompt: str, k: int, around: int, tokens: list[int]):
+    found = ask(prompt, fold=fold, tokens=tokens, k=k, around=around)
     spans: dict[tuple[int, int], dict[int, float]] = {}
     for token in tokens:
         scores = brute_scores(prompt, token)
@@ -101,9 +106,10 @@ def test_passages_are_those_of_brute_force(prompt: str, k: int, around: int, bot
         assert passage.attended == {hit.position - passage.start for hit in passage.hits}
 
 
-def test_a_hit_says_how_often_and_when_it_was_visited():
+@pytest.mark.parametrize("fold", [None, "example"])
+def test_a_hit_says_how_often_and_when_it_was_visited(fold: str | None):
     memory, _ = trained()
-    for hit in ask("the hen", k=3)[0].hits:
+    for hit in ask("the hen", fold=fold, k=3)[0].hits:
         visits = memory.where(example=hit.position)
         assert hit.visits == len(visits) == 3
         steps = [step for step in range(memory.steps) if len(visits.where(step=step))]

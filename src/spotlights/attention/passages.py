@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spotlights.attention.passage_results import Hit, Passage, Passages
+from spotlights.attention.results import Top
 from spotlights.attention.sentences import AROUND, sentence_at
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError
@@ -63,8 +64,7 @@ def find_passages(
 
 def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> list[Hit]:
     """The k positions with the largest scores, for each of the queries."""
-    folded = getattr(attention.view.reader.manifest, "fold", None) is not None
-    top = attention.top(k) if folded else attention.top(k, by="example")
+    top, folded = top_positions(attention, k), attention.layer.folded
     rows = [(token, row) for place, token in enumerate(asked) for row in top.rows(place)]
     examples = [row.get("example") for _, row in rows]
     if any(not isinstance(example, int) or not 0 <= example < length for example in examples):
@@ -84,6 +84,11 @@ def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> li
         )
         for token, row in rows
     ]
+
+
+def top_positions(attention: Attention, k: int) -> Top:
+    """The k examples with the largest scores for each query: in a folded memory each is a slot."""
+    return attention.top(k) if attention.layer.folded else attention.top(k, by="example")
 
 
 def _steps(attention: Attention, examples: Sequence[int]) -> dict[int, tuple[int, int]]:

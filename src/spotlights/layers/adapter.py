@@ -57,6 +57,10 @@ class LayerAdapter(ABC):
         """How many parts of the key are mapped apart from each other."""
         return 1
 
+    def parts(self, module: nn.Module) -> dict[str, int]:
+        """What a key is put together of, in order, with the sizes (`{"x": 64, "h": 256}`); empty if it is one thing."""
+        return {}
+
     # -- a call ------------------------------------------------------------------------------
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:

@@ -111,6 +111,7 @@ class RecordedLayer:
             groups=self._groups,
             weight_shape=[] if self.weight.shape == self._matrix_shape else list(self.weight.shape),
             transposed=self._adapter.transposed,
+            parts=self._adapter.parts(next(iter(self._modules.values()))),
         )
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

@@ -18,6 +18,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 import spotlights as sl
+from spotlights.attention.passages import top_positions
 from spotlights.datasets import TextDataset
 from spotlights.errors import SettingError
 from spotlights.experiments.language.network import LAYER, LanguageModel, State
@@ -63,8 +64,7 @@ def attended(
     for some in track(contexts.split(_AT_ONCE), -(-len(contexts) // _AT_ONCE), f"passages by kernel {kernel}"):
         spot = memory.attend(model, {"tokens": some, "last": True}, kernel=kernel)[LAYER]
         last = spot.at(range(length - 1, len(some) * length, length))
-        top = last.top(k, by=None if memory.folded else "example")
-        found.append(torch.tensor(top.columns["example"])[:, 0])
+        found.append(torch.tensor(top_positions(last, k).columns["example"])[:, 0])
     return torch.cat(found)
 
 
