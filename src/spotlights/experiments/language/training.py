@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -147,7 +147,9 @@ def _optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.
     return [*found, torch.optim.SparseAdam(sparse, lr=settings.lr)] if sparse else found
 
 
-def _falling(settings: LanguageSettings):
+def _falling(settings: LanguageSettings) -> Callable[[int], float]:
     """The learning rate at a step, as a share of the first one."""
-    start = settings.steps if settings.falls_from is None else int(settings.falls_from * settings.steps)
-    return lambda step: 1.0 if step < start else max(settings.steps - step, 1) / (settings.steps - start)
+    if settings.falls_from is None:
+        return lambda step: 1.0
+    start = int(settings.falls_from * settings.steps)
+    return lambda step: min(1.0, (settings.steps - step) / max(settings.steps - start, 1))
