@@ -72,7 +72,8 @@ def attended(
 def untrained(data: TextDataset, settings: LanguageSettings, *, seed: int) -> Iterator[tuple[LanguageModel, sl.Memory]]:
     """The network as it was before training, and the memory of its one look at the training text."""
     torch.manual_seed(seed)
-    model = LanguageModel(len(data.vocabulary), settings).eval()
+    model = LanguageModel(len(data.vocabulary), settings)
+    model.dropout.eval()  # nothing is recorded of a network in eval mode, but it need not drop what it sees
     optimizer = torch.optim.SGD(model.rnn.parameters(), lr=0.0)
     settings = replace(settings, layers=("rnn*",), errors=False, fold=True, fold_from=0)
     state: State | None = None
