@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.attention.forward import find_module
+from spotlights.attention.forward import find_map
 from spotlights.attention.measure import View
-from spotlights.layers import adapter_for
+from spotlights.layers import LayerAdapter, adapter_for, adapter_named
 
 
 class DualLinear(nn.Module):
@@ -24,7 +24,7 @@ class DualLinear(nn.Module):
         self._layer = view.reader.layer(layer)
         self._unrolled = view.unrolled(layer)
         adapter = adapter_for(module)
-        assert adapter is not None, "find_module gives no other modules"
+        assert isinstance(adapter, LayerAdapter), "see dual_model"
         self._kind = adapter, module  # in a tuple: the module is no part of this one
         # A module that shares its weight, and so the memory, may have its own bias.
         bias = None if self._layer.entry.bias else adapter.bias(module)
@@ -48,12 +48,18 @@ _QUERIES_AT_ONCE = 1024
 
 
 def dual_model(view: View, model: nn.Module) -> nn.Module:
-    """A copy of the model with every recorded layer in dual form."""
-    replaced = copy.deepcopy(model).eval()
+    """A copy of the model with every recorded layer in dual form.
+
+    A map inside a module that does more than map (an LSTM's, which meets its own output again at every step) attends
+    by way of its weights: those that the slots add up to, which is the same sum in another order.
+    """
+    layers = view.reader.manifest.layers
+    inside = [name for name, entry in layers.items() if not isinstance(adapter_named(entry.kind), LayerAdapter)]
+    replaced = primal_model(view, model, {name: view_parameters(view, name) for name in inside})
     duals: dict[nn.Module, DualLinear] = {}
-    for name, entry in view.reader.manifest.layers.items():
-        for path in entry.modules:
-            module = find_module(replaced, path, entry)
+    for name, entry in layers.items():
+        for path in entry.modules if name not in inside else ():
+            module, _ = find_map(replaced, path, entry)
             duals[module] = DualLinear(view, name, module)
     if replaced in duals:
         return duals[replaced]
@@ -70,11 +76,15 @@ def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, T
     with torch.no_grad():
         for name, found in parameters.items():
             entry = view.reader.manifest.layers[name]
-            module = find_module(replaced, entry.modules[0], entry)
-            adapter = adapter_for(module)
-            assert adapter is not None, "find_module gives no other modules"
-            adapter.weight(module).copy_(entry.own(found["weight"]))
-            bias = adapter.bias(module)
-            if bias is not None and "bias" in found:
-                bias.copy_(found["bias"].reshape(bias.shape))
+            _, linear = find_map(replaced, entry.modules[0], entry)
+            for parameter, value in found.items():
+                own = linear.parameters[parameter].value
+                own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
     return replaced
+
+
+def view_parameters(view: View, layer: str) -> dict[str, Tensor]:
+    """The parameters that the slots of the view, with the initial part, make up, by name; in float64."""
+    unrolled = view.unrolled(layer)
+    initial, parts = unrolled.initial, unrolled.parts(view.selection)
+    return view.reader.layer(layer).entry.split(initial.weight + parts.weight, initial.biases + parts.biases)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from spotlights.attention import Attention, Spotlights
 from spotlights.attention.attention import KERNELS
-from spotlights.attention.forward import ForwardPass, as_matrix, find_module
+from spotlights.attention.forward import ForwardPass, parameters_of
 from spotlights.attention.measure import View
 from spotlights.attention.replay import is_replayed, replay
 from spotlights.attention.suspects import Suspects, find_suspects
 from spotlights.attention.tables import Printable, build
-from spotlights.dual import dual_model, primal_model
+from spotlights.dual import dual_model, primal_model, view_parameters
 from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnknownNameError, UnsupportedError
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
@@ -306,19 +306,15 @@ class Memory:
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64.
 
-        The weight is the matrix that acts on keys. `primal` gives a network with weights in their own shapes.
+        The weight is the matrix that acts on keys. `primal` gives a network with weights in their own shapes. A layer
+        made of several parameters, as an LSTM's is, has these by their names.
         """
-        entry = self._view.reader.layer(layer).entry
-        unrolled = self._view.unrolled(layer)
-        parts = unrolled.parts(self._view.selection)
-        found = {"weight": unrolled.initial.weight + parts.weight}
-        if entry.bias:
-            found["bias"] = unrolled.initial.bias + parts.bias
-        return found
+        return view_parameters(self._view, layer)
 
     def weights(self, layer: str) -> Float[Tensor, "out_features in_group"]:
         """The weight matrix that the slots of this view, with the initial part, make up; in float64."""
-        return self.parameters(layer)["weight"]
+        found = self.parameters(layer)
+        return torch.cat([found[name] for name in self._view.reader.layer(layer).entry.weight_columns], dim=1)
 
     def final_parameters(self) -> dict[str, dict[str, Tensor]] | None:
         """The weights that the closed recording left, by layer; None while it is still open."""
@@ -410,8 +406,7 @@ class Memory:
         log, until = reader.log(name), self._view.until
         initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
         if model is not None:
-            module = find_module(model, entry.modules[0], entry)
-            held = as_matrix(module, entry)
+            held = parameters_of(model, entry)
             truth = {p: held[p].double().cpu() for p in found}
             source = "the model"
         elif reader.final is not None and until == reader.manifest.steps:

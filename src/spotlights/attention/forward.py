@@ -14,7 +14,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import LayerAdapter, adapter_named
+from spotlights.layers import Call, LinearMap, ModuleAdapter, adapter_named
+from spotlights.layers.adapter import tensors_of
 from spotlights.memory.manifest import LayerEntry
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
@@ -23,34 +24,54 @@ Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
 class Calls:
     """The calls of one layer during the pass."""
 
-    def __init__(self, adapter: LayerAdapter) -> None:
-        self.adapter = adapter
-        self.modules: list[nn.Module] = []
+    def __init__(self, map_name: str) -> None:
+        self._map_name = map_name
+        self._calls: list[Call] = []
         self.queries: list[Float[Tensor, "*lead in_features"]] = []
-        self.outputs: list[Float[Tensor, "..."]] = []
+        self.outputs: list[list[Tensor]] = []
+        """What each call returned."""
+
+    def add(self, call: Call, queries: Float[Tensor, "*lead in_features"], outputs: list[Tensor]) -> None:
+        self._calls.append(call)
+        self.queries.append(queries)
+        self.outputs.append(outputs)
 
     @property
     def rows(self) -> Float[Tensor, "queries in_features"]:
         return torch.cat([q.reshape(-1, q.shape[-1]) for q in self.queries])
 
+    @property
+    def only_output(self) -> Tensor | None:
+        """What the layer gave, if it was called once and that is what its module returned."""
+        if len(self._calls) == 1 and self._calls[0].returns(self._map_name):
+            return self.outputs[0][0]
+        return None
+
     def output_rows(self, outputs: Sequence[Tensor]) -> Float[Tensor, "queries out_features"]:
-        """The outputs of the calls, or what has their shapes, with one row for each query."""
-        rows = [self.adapter.errors(module, each) for module, each in zip(self.modules, outputs, strict=True)]
-        return torch.cat([each.reshape(-1, each.shape[-1]) for each in rows])
+        """What has the shapes of all that the calls returned, with one row for each query."""
+        rows, taken = [], 0
+        for call, own in zip(self._calls, self.outputs, strict=True):
+            made = call.errors(outputs[taken : taken + len(own)])[self._map_name]
+            rows.append(made.reshape(-1, made.shape[-1]))
+            taken += len(own)
+        return torch.cat(rows)
 
 
 class ForwardPass:
     """Runs the model once, in eval mode, and leaves it as it was."""
 
     def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
-        self.calls = {name: Calls(_adapter(name, entry)) for name, entry in layers.items()}
+        self.calls = {name: Calls(entry.map) for name, entry in layers.items()}
+        users: dict[nn.Module, tuple[ModuleAdapter, dict[str, Calls]]] = {}
+        for name, entry in layers.items():
+            for path in entry.modules:
+                module, _ = find_map(model, path, entry)
+                users.setdefault(module, (_adapter(name, entry), {}))[1][entry.map] = self.calls[name]
         handles = []
         modes = {module: module.training for module in model.modules()}
         try:
-            for name, entry in layers.items():
-                for path in entry.modules:
-                    module = find_module(model, path, entry)
-                    handles.append(module.register_forward_hook(self._hook(self.calls[name]), with_kwargs=True))
+            for module, (adapter, maps) in users.items():
+                handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
             model.eval()
             with torch.enable_grad():
                 self.output = _call(model, inputs)
@@ -60,26 +81,14 @@ class ForwardPass:
             for module, training in modes.items():
                 module.training = training
 
-    def _hook(self, calls: Calls) -> Callable[..., Tensor]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            if not output.requires_grad:
-                output.requires_grad_()  # a frozen network: the way to its output is still asked for
-            queries = calls.adapter.keys(module, calls.adapter.inputs(args, kwargs).detach())
-            calls.modules.append(module)
-            calls.queries.append(queries.clone())
-            calls.outputs.append(output)
-            return output.clone()  # what follows may work in place, as nn.ReLU(inplace=True) does
-
-        return hook
-
     def is_output(self, layer: str) -> bool:
         """Whether the layer's output is the model's: contributions are then exact."""
-        outputs = self.calls[layer].outputs
+        output = self.calls[layer].only_output
         return (
             isinstance(self.output, Tensor)
-            and len(outputs) == 1
-            and outputs[0].numel() == self.output.numel()
-            and torch.equal(outputs[0].reshape(-1), self.output.reshape(-1))
+            and output is not None
+            and output.numel() == self.output.numel()
+            and torch.equal(output.reshape(-1), self.output.reshape(-1))
         )
 
     def adds_up(self, layer: str, target: Target, directions: Float[Tensor, "queries out_features"]) -> bool:
@@ -90,7 +99,7 @@ class ForwardPass:
             return True
         with torch.no_grad():
             chosen = self._numbers_of_interest(target).double()
-            made = (directions * self.calls[layer].output_rows(self.calls[layer].outputs)).double()
+            made = (directions * self.calls[layer].output_rows(self.calls[layer].outputs[0])).double()
             if len(chosen) == 0 or len(made) % len(chosen):
                 return False
             rounding = 64 * torch.finfo(directions.dtype).eps * made.abs().sum(dim=1)
@@ -101,7 +110,7 @@ class ForwardPass:
         """∂f/∂y for each row of a layer's output, f being the number of interest."""
         with torch.enable_grad():
             chosen = self._numbers_of_interest(target).sum()
-        outputs = self.calls[layer].outputs
+        outputs = [tensor for own in self.calls[layer].outputs for tensor in own]
         gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return self.calls[layer].output_rows(gradients)
 
@@ -148,8 +157,34 @@ class ForwardPass:
         return self.output.gather(1, index.expand(count)[:, None])[:, 0]
 
 
-def find_module(model: nn.Module, path: str, entry: LayerEntry) -> nn.Module:
-    """The module of that name, checked against the recorded shape."""
+def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        outputs = tensors_of(output)
+        for tensor in outputs:
+            if not tensor.requires_grad:
+                tensor.requires_grad_()  # a frozen network: the way to its output is still asked for
+        call = adapter.call(module, args, kwargs, output)
+        with torch.no_grad():
+            queries = call.keys()
+        for name, calls in maps.items():
+            calls.add(call, queries[name].clone(), outputs)
+        return _copied(output)
+
+    return hook
+
+
+def _copied(output: Any) -> Any:
+    """What a module returned, for what follows: that may work in place, as nn.ReLU(inplace=True) does."""
+    if isinstance(output, Tensor):
+        return output.clone() if output.is_floating_point() else output
+    if isinstance(output, tuple | list):
+        items = [_copied(item) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
+
+
+def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, LinearMap]:
+    """The module of that name and the recorded map in it, checked against the recorded shape."""
     modules = dict(model.named_modules())
     module = modules.get(path)
     adapter = adapter_named(entry.kind)
@@ -158,7 +193,13 @@ def find_module(model: nn.Module, path: str, entry: LayerEntry) -> nn.Module:
     if module is None or adapter is None or not adapter.handles(module):
         known = ", ".join(name for name in modules if name) or type(model).__name__
         raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
-    found, groups = tuple(adapter.weight(module).shape), adapter.groups(module)
+    linear = adapter.maps(module).get(entry.map)
+    if linear is None:
+        raise ShapeMismatchError(
+            f'Layer "{path}" has no part "{entry.map}", but the memory was recorded with one. '
+            "Is this the model that was recorded?"
+        )
+    found, groups = linear.own_shape, linear.groups
     recorded = tuple(entry.weight_shape or entry.matrix_shape)
     if (found, groups) != (recorded, entry.groups):
         in_groups = "" if groups == entry.groups == 1 else f" in {groups} groups, not {entry.groups}"
@@ -166,18 +207,16 @@ def find_module(model: nn.Module, path: str, entry: LayerEntry) -> nn.Module:
             f'Layer "{path}" has a weight of shape {found}{in_groups}, but the memory was recorded with '
             f"{recorded}. Is this the model that was recorded?"
         )
-    return module
+    return module, linear
 
 
-def as_matrix(module: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:
-    """The parameters of a recorded layer's module as the memory has them."""
-    adapter = _adapter(entry.modules[0], entry)
-    found = {"weight": adapter.matrix(adapter.weight(module).detach())}
-    bias = adapter.bias(module)
-    return found if bias is None else {**found, "bias": bias.detach().reshape(-1)}
+def parameters_of(model: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:
+    """The parameters of a recorded layer as the memory has them."""
+    _, linear = find_map(model, entry.modules[0], entry)
+    return {name: linear.kept(name, part.parameter.detach()) for name, part in linear.parameters.items()}
 
 
-def _adapter(name: str, entry: LayerEntry) -> LayerAdapter:
+def _adapter(name: str, entry: LayerEntry) -> ModuleAdapter:
     adapter = adapter_named(entry.kind)
     if adapter is None:
         raise UnsupportedError(

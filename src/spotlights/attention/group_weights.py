@@ -35,8 +35,14 @@ _ALL = -1
 
 
 def has_group_weights(view: View) -> bool:
-    """Whether each step's slots all have one coefficient. Under Adam and its kin only a sweep finds a group's part."""
-    return all(isinstance(view.unrolled(layer), UnrolledNumbers) for layer in view.reader.layers)
+    """Whether each step's slots all have one coefficient. Under Adam and its kin only a sweep finds a group's part.
+
+    Nor are there any where a layer has two biases, of which a group's part is kept as one.
+    """
+    return all(
+        isinstance(view.unrolled(name), UnrolledNumbers) and len(layer.entry.bias_names) <= 1
+        for name, layer in view.reader.layers.items()
+    )
 
 
 class Cells:

@@ -6,6 +6,7 @@ bearable: behind a ReLU, and on black pixels, most of g and x is exactly 0, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int64
@@ -48,13 +49,17 @@ class Pairs:
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
+        *,
+        columns: Sequence[slice],
         groups: int,
     ) -> None:
+        """`columns`: which part of a key each weight of the layer acts on."""
         self._grouped = GroupedPairs(queries, directions, bias_queries, groups) if groups > 1 else None
+        self._columns = columns
         self._queries = queries
         self._directions = directions
         self._bias_directions = directions * bias_queries[:, None]
-        self._pairs = [_pair(x, g) for x, g in zip(queries, directions, strict=True)]
+        self._pairs = [[_pair(x, g) for x, g in zip(queries[:, some], directions, strict=True)] for some in columns]
 
     def __len__(self) -> int:
         return len(self._queries)
@@ -63,22 +68,28 @@ class Pairs:
         """Room for the values of that many slots."""
         return self._queries.new_empty(len(self._queries), rows)
 
-    def contributions(self, block: Block, side: Side, weight: Factor, bias: Factor) -> Float[Tensor, "queries rows"]:
+    def contributions(
+        self, block: Block, sides: Sequence[Side], weights: Sequence[Factor], bias: Factor
+    ) -> Float[Tensor, "queries rows"]:
         """What each slot of one step adds, with that step's factors."""
         if self._grouped is not None:
+            (weight,) = weights
             return self._grouped.through_weight(block, weight) + self._grouped.through_bias(block, bias)
         result = self.empty(len(block))
         of_bias = self._bias_directions * bias
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            made = self._through_weight(keys.rows, errors.rows, side, weight)
+            made = self._through_weight(0, keys.rows, errors.rows, sides[0], weights[0])
+            for number in range(1, len(weights)):
+                made += self._through_weight(number, keys.rows, errors.rows, sides[number], weights[number])
             if keys.scale is not None:
                 made *= keys.scale
             made += of_bias @ errors.rows.T
             result[:, errors.place] = made if errors.scale is None else made.mul_(errors.scale)
         return result
 
-    def _through_weight(self, keys: Tensor, errors: Tensor, side: Side, weight: Factor) -> Tensor:
-        queries, directions = self._queries, self._directions
+    def _through_weight(self, number: int, keys: Tensor, errors: Tensor, side: Side, weight: Factor) -> Tensor:
+        keys, queries = keys[:, self._columns[number]], self._queries[:, self._columns[number]]
+        directions = self._directions
         if not isinstance(weight, Tensor):
             return (queries @ keys.T).mul_(directions @ errors.T).mul_(weight)
         if side == "left":
@@ -86,7 +97,7 @@ class Pairs:
         if side == "right":
             return ((queries @ weight.T) @ keys.T).mul_(directions @ errors.T)
         made = keys.new_empty(len(queries), len(keys))
-        for row, pair in zip(made, self._pairs, strict=True):
+        for row, pair in zip(made, self._pairs[number], strict=True):
             row.copy_(pair.contributions(keys, errors, weight))
         return made
 

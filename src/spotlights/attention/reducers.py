@@ -196,7 +196,7 @@ class PartsReducer(Reducer):
         self,
         shape: tuple[int, int],
         weight: Float[Tensor, "steps"],
-        bias: Float[Tensor, "steps"],
+        bias: Float[Tensor, "*biases steps"],
         *,
         groups: int = 1,
     ) -> None:
@@ -204,16 +204,16 @@ class PartsReducer(Reducer):
         self._per_step = weight, bias
         self._groups = groups
         self.weight = torch.zeros(shape, dtype=torch.float64)
-        self.bias = torch.zeros(shape[0], dtype=torch.float64)
+        self.bias = torch.zeros(*bias.shape[:-1], shape[0], dtype=torch.float64)
 
     def fresh(self) -> PartsReducer:
         return type(self)(self._shape, *self._per_step, groups=self._groups)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         steps = block.column("step")
-        weight, bias = (per_step[steps] for per_step in self._per_step)
+        weight, bias = (per_step[..., steps] for per_step in self._per_step)
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            of_error, of_key = weight[errors.place], bias[errors.place]
+            of_error, of_key = weight[errors.place], bias[..., errors.place]
             if errors.scale is not None:
                 of_error, of_key = of_error * errors.scale, of_key * errors.scale
             if keys.scale is not None:

@@ -61,7 +61,7 @@ class _Replay:
                 optimizer.step()
         made: Parameters = {}
         for layer, entry in self._reader.manifest.layers.items():
-            names = ["weight", "bias"] if entry.bias else ["weight"]
+            names = (*entry.weight_columns, *entry.bias_names)
             made[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
             for p in entry.trained:
                 shadow = self._shadows[layer, p].detach().double()
@@ -89,9 +89,9 @@ class _Replay:
     def _hand_over(self, layer: str, step: int, blocks: StepBlocks) -> None:
         """Gives the shadows the gradients that the optimizer saw."""
         with torch.no_grad():
-            found = block_gradients(blocks.block(step, step + 1), float(self._reader.log(layer).factor[step]))
+            weight, bias = block_gradients(blocks.block(step, step + 1), float(self._reader.log(layer).factor[step]))
         entry = self._reader.manifest.layers[layer]
-        for parameter, gradient in zip(("weight", "bias"), found, strict=True):
+        for parameter, gradient in entry.split(weight, bias.expand(len(entry.bias_names), -1)).items():
             shadow = self._shadows.get((layer, parameter))
             if shadow is not None:
                 active = self._logged(layer, parameter, step)["active"]

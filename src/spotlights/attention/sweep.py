@@ -36,11 +36,16 @@ class SweptStep:
     """The step's selected slots."""
     place: slice
     """Where they are among those of the chunk."""
-    weight: Factor
-    """The factor of the weight's gradient in the final weight; it acts on a gradient by `side`."""
-    bias: Factor
+    weights: list[Factor]
+    """The factor of each weight's gradient in the final weight; it acts on a gradient by the weight's `side`."""
+    biases: list[Factor]
     factor: float
     """γ, which the factors do not hold."""
+
+    @property
+    def bias(self) -> Factor:
+        """All biases have the same gradient: together they add the sum of their factors times it."""
+        return sum(self.biases, start=0.0)
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,19 @@ class ParameterSweep:
     """One parameter on its way up and down."""
 
     def __init__(
-        self, reader: MemoryReader, rule: UpdateRule, layer: str, name: str, shape: tuple[int, ...], until: int
+        self,
+        reader: MemoryReader,
+        rule: UpdateRule,
+        layer: str,
+        name: str,
+        shape: tuple[int, ...],
+        until: int,
+        columns: slice = slice(None),
     ) -> None:
         self.name = name
         self.shape = shape
+        self.columns = columns
+        """Of a weight: which columns of the layer's matrix it is."""
         self.side: Side = rule.side(shape)
         self._reader = reader
         self._rule = rule
@@ -93,7 +107,7 @@ class ParameterSweep:
             state[name].copy_(self._reader.state(self._layer, self.name, step, name).reshape(self.shape))
         return state
 
-    def up(self, s: int, state: State, raw: Float[Tensor, "*shape"]) -> Tensor | None:
+    def up(self, s: int, state: State, raw: Float[Tensor, "*shape"]) -> Factor | None:
         """P of one step; moves the state on."""
         linear = self._linear[s] if self._linear else None
         if linear is None:
@@ -103,7 +117,7 @@ class ParameterSweep:
             for name in set(rule.states) & set(state):
                 state[name].zero_()
         g = linear.gradient(raw, state.get(WEIGHTS))
-        P = rule.precondition(logged, state, g)
+        P = 1.0 if rule.scalar else rule.precondition(logged, state, g)
         moment = state.get(rule.moment) if rule.moment else None
         if WEIGHTS in state:
             state[WEIGHTS] = linear.next_weights(P, state[WEIGHTS], 0.0 if moment is None else moment, g)
@@ -116,7 +130,7 @@ class ParameterSweep:
     def start_down(self) -> None:
         self._adjoint = Adjoint()
 
-    def down(self, s: int, P: Tensor | None) -> Factor:
+    def down(self, s: int, P: Factor | None) -> Factor:
         """The factor of the step's gradient in the final parameter."""
         linear = self._linear[s] if self._linear else None
         return 0.0 if linear is None or P is None else self._adjoint.back(linear, P)
@@ -145,7 +159,7 @@ class ParameterSweep:
 
 
 class LayerSweep:
-    """One layer's weight and bias together."""
+    """One layer's weights and biases together."""
 
     def __init__(self, reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> None:
         entry = reader.manifest.layers[layer]
@@ -153,11 +167,15 @@ class LayerSweep:
         self._until = until
         self._segments = [segment.first_step for segment in reader.manifest.segments]
         self._factor = reader.log(layer).factor[:until].tolist()
-        shapes = {"weight": entry.matrix_shape, "bias": (entry.out_features,)}
-        self.weight, self.bias = (
-            ParameterSweep(reader, rule, layer, name, shape, until) for name, shape in shapes.items()
-        )
-        self._parameters = (self.weight, self.bias)
+        self.weights = [
+            ParameterSweep(
+                reader, rule, layer, name, (entry.out_features, columns.stop - columns.start), until, columns
+            )
+            for name, columns in entry.weight_columns.items()
+        ]
+        shape = (entry.out_features,)
+        self.biases = [ParameterSweep(reader, rule, layer, name, shape, until) for name in entry.bias_names]
+        self._parameters = [*self.weights, *self.biases]
 
     def chunks(self, selection: Selection) -> Iterator[Chunk]:
         """All steps from the last one down, with the selected slots of each."""
@@ -168,34 +186,41 @@ class LayerSweep:
             block = chosen.block(first, end)
             yield Chunk(block, self._down(chosen, first, P, len(block)))
 
-    def initial(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
-        """What the initial weight and bias, and the optimizer's state at that time, still make up."""
-        known = self.weight.initial_at_once(), self.bias.initial_at_once()
-        if known[0] is not None and known[1] is not None:
-            return known[0], known[1]
+    def initial(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "biases out_features"]]:
+        """What the initial weight and biases, and the optimizer's state at that time, still make up."""
+        known = [found for p in self._parameters if (found := p.initial_at_once()) is not None]
+        if len(known) == len(self._parameters):
+            return self._joined(known)
         for chunk in self.chunks(~Everything()):
             for _ in chunk.steps:
                 pass
         return self.initial_after_sweep()
 
-    def initial_after_sweep(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
+    def initial_after_sweep(
+        self,
+    ) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "biases out_features"]]:
         """The same, at the end of a sweep that was made anyway."""
-        return self.weight.initial(), self.bias.initial()
+        return self._joined([p.initial() for p in self._parameters])
+
+    def _joined(self, values: list[Tensor]) -> tuple[Tensor, Tensor]:
+        count = len(self.weights)
+        return torch.cat(values[:count], dim=1), stacked(values[count:], self._layer.entry.out_features)
 
     def _down(
-        self, chosen: StepBlocks, first: int, P: list[tuple[Tensor | None, ...]], rows: int
+        self, chosen: StepBlocks, first: int, P: list[tuple[Factor | None, ...]], rows: int
     ) -> Iterator[SweptStep]:
         for s in range(first + len(P) - 1, first - 1, -1):
-            weight, bias = (p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True))
+            factors = [p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True)]
+            weights, biases = factors[: len(self.weights)], factors[len(self.weights) :]
             block = chosen.block(s, s + 1)
-            yield SweptStep(block, slice(rows - len(block), rows), weight, bias, self._factor[s])
+            yield SweptStep(block, slice(rows - len(block), rows), weights, biases, self._factor[s])
             rows -= len(block)
 
-    def _ups(self) -> Iterator[tuple[int, int, list[tuple[Tensor | None, ...]]]]:
+    def _ups(self) -> Iterator[tuple[int, int, list[tuple[Factor | None, ...]]]]:
         """Every chunk's P's, the last chunk first."""
         starts = [s for s in self._segments if s < self._until and all(p.can_start_at(s) for p in self._parameters)]
         for first, end in reversed(list(itertools.pairwise([*starts, self._until]))):
-            length = max(1, CHUNK_BYTES // self.weight.bytes_of_p)
+            length = max(1, CHUNK_BYTES // sum(weight.bytes_of_p for weight in self.weights))
             if end - first > length:
                 length = max(length, math.isqrt(end - first - 1) + 1)
             states = [p.state_at(first) for p in self._parameters]
@@ -208,11 +233,12 @@ class LayerSweep:
                 stop = min(start + length, end)
                 yield start, stop, self._up(start, stop, kept.pop(), keep=True)
 
-    def _up(self, first: int, end: int, states: list[State], *, keep: bool = False) -> list[tuple[Tensor | None, ...]]:
+    def _up(self, first: int, end: int, states: list[State], *, keep: bool = False) -> list[tuple[Factor | None, ...]]:
         every = StepBlocks(self._layer, Everything())
         found = []
         for s in range(first, end):
-            raw = block_gradients(every.block(s, s + 1), self._factor[s])
+            of_weight, of_bias = block_gradients(every.block(s, s + 1), self._factor[s])
+            raw = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
             P = tuple(p.up(s, state, g) for p, state, g in zip(self._parameters, states, raw, strict=True))
             if keep:
                 found.append(P)
@@ -222,7 +248,7 @@ class LayerSweep:
 def block_gradients(
     block: Block, factor: float
 ) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
-    """What some slots add to the gradients of weight and bias: `γ Σ δ⊗k` and `γ Σ δ`."""
+    """What some slots add to the gradients of the weights, side by side, and of each bias: `γ Σ δ⊗k` and `γ Σ δ`."""
     entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
     weight, bias = None, torch.zeros(entry.out_features, dtype=dtype)
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
@@ -233,6 +259,11 @@ def block_gradients(
         product = outer_sum(rows, keys.rows, entry.groups)
         weight = product if weight is None else weight.add_(product)
     return torch.zeros(entry.matrix_shape, dtype=dtype) if weight is None else weight, bias
+
+
+def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:
+    """Rows as a matrix, which may have none."""
+    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.float64)
 
 
 def _double(factor: Factor) -> Factor:

@@ -16,7 +16,7 @@ from spotlights.attention.pairs import GroupedPairs, Pairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
-from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients
+from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients, stacked
 from spotlights.dual_form import act, linear_map
 from spotlights.errors import UnsupportedError
 from spotlights.memory.reader import Block, LayerReader, MemoryReader
@@ -28,10 +28,15 @@ _NO_VALUES = torch.empty(0, 0)
 
 @dataclass(frozen=True)
 class Parts:
-    """Some of a layer's weight and bias, in float64."""
+    """Some of a layer's weight and biases, in float64."""
 
     weight: Float[Tensor, "out_features in_group"]
-    bias: Float[Tensor, "out_features"]
+    biases: Float[Tensor, "biases out_features"]
+
+    @property
+    def bias(self) -> Float[Tensor, "out_features"]:
+        """What is added to an output, whatever the query."""
+        return self.biases.sum(dim=0)
 
     def output(self, queries: Float[Tensor, "queries in_features"]) -> Float[Tensor, "queries out_features"]:
         """What they make of some queries, in float64."""
@@ -67,19 +72,20 @@ class Unrolled(ABC):
 
 
 class UnrolledNumbers(Unrolled):
-    """Under a rule without P: `initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for the bias."""
+    """Under a rule without P: `initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for the biases."""
 
     def __init__(
         self,
         layer: LayerReader,
         initial: Parts,
         weight: Float[Tensor, "steps"],
-        bias: Float[Tensor, "steps"],
+        biases: Float[Tensor, "biases steps"],
     ) -> None:
         self._layer = layer
         self._initial = initial
+        self._biases = biases
         self.weight = weight
-        self.bias = bias
+        self.bias = biases.sum(dim=0)
 
     @property
     def initial(self) -> Parts:
@@ -87,7 +93,7 @@ class UnrolledNumbers(Unrolled):
 
     def parts(self, selection: Selection) -> Parts:
         entry = self._layer.entry
-        reducer = PartsReducer(entry.matrix_shape, self.weight, self.bias, groups=entry.groups)
+        reducer = PartsReducer(entry.matrix_shape, self.weight, self._biases, groups=entry.groups)
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
         return Parts(reducer.weight, reducer.bias)
 
@@ -151,15 +157,17 @@ class UnrolledMatrices(Unrolled):
     def parts(self, selection: Selection) -> Parts:
         entry = self._layer.entry
         weight = torch.zeros(entry.matrix_shape, dtype=torch.float64)
-        bias = torch.zeros(entry.out_features, dtype=torch.float64)
+        biases = torch.zeros(len(self._sweep.biases), entry.out_features, dtype=torch.float64)
         for chunk in self._sweep.chunks(selection):
             for step in chunk.steps:
                 if len(step.block):
                     of_weight, of_bias = block_gradients(step.block, step.factor)
-                    weight += act(self._sweep.weight.side, step.weight, of_weight)
-                    bias += step.bias * of_bias
+                    for swept, factor in zip(self._sweep.weights, step.weights, strict=True):
+                        weight[:, swept.columns] += act(swept.side, factor, of_weight[:, swept.columns])
+                    for bias, factor in zip(biases, step.biases, strict=True):
+                        bias += factor * of_bias
         self._initial = self._initial or Parts(*self._sweep.initial_after_sweep())
-        return Parts(weight, bias)
+        return Parts(weight, biases)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
@@ -176,7 +184,13 @@ class UnrolledMatrices(Unrolled):
         bias_queries: Float[Tensor, "queries"],
     ) -> SweptValues:
         dtype = self._layer.storage.compute_dtype
-        pairs = Pairs(queries.to(dtype), directions.to(dtype), bias_queries.to(dtype), self._layer.entry.groups)
+        pairs = Pairs(
+            queries.to(dtype),
+            directions.to(dtype),
+            bias_queries.to(dtype),
+            columns=[swept.columns for swept in self._sweep.weights],
+            groups=self._layer.entry.groups,
+        )
         return _SweptContributions(self._sweep, pairs)
 
 
@@ -218,7 +232,8 @@ class _SweptContributions(SweptValues):
         return values
 
     def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
-        found = self._pairs.contributions(step.block, self._sweep.weight.side, step.weight, step.bias)
+        sides = [swept.side for swept in self._sweep.weights]
+        found = self._pairs.contributions(step.block, sides, step.weights, step.bias)
         values[:, step.place] = found.mul_(step.factor)
 
 
@@ -244,16 +259,16 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
             f"{reader.directory} was recorded with errors=False: it has keys only. Scores, top and totals "
             "work; contributions, weights, masks and verify need a memory with errors."
         )
-    return _numbers(reader, rule, layer, until) if rule.scalar else UnrolledMatrices(reader, rule, layer, until)
+    numbers = _numbers(reader, rule, layer, until) if rule.scalar else None
+    return numbers or UnrolledMatrices(reader, rule, layer, until)
 
 
-def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers:
+def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers | None:
+    """None where the weights that make up the matrix were not treated alike: a step's factor is then no number."""
     entry, log = reader.manifest.layers[layer], reader.log(layer)
     per_step, initial = {}, {}
-    shapes = {"weight": entry.matrix_shape, "bias": (entry.out_features,)}
-    for name, shape in shapes.items():
-        start = reader.initial.get(f"{layer}/{name}")
-        value = torch.zeros(shape, dtype=torch.float64) if start is None else start.double()
+    for name in (*entry.weight_columns, *entry.bias_names):
+        value = reader.initial[f"{layer}/{name}"].double()
         per_step[name] = torch.zeros(until, dtype=torch.float64)
         if name in entry.trained:
             coefficients = rule.coefficients(log.rule[name][:until])
@@ -263,6 +278,13 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
             if held is not None:
                 value = value + coefficients.moment * held.double()
         initial[name] = value
+    first, *others = (per_step[name] for name in entry.weight_columns)
+    if not all(torch.equal(first, other) for other in others):
+        return None
+    weight = torch.cat([initial[name] for name in entry.weight_columns], dim=1)
     return UnrolledNumbers(
-        reader.layer(layer), Parts(initial["weight"], initial["bias"]), per_step["weight"], per_step["bias"]
+        reader.layer(layer),
+        Parts(weight, stacked([initial[name] for name in entry.bias_names], entry.out_features)),
+        first,
+        stacked([per_step[name] for name in entry.bias_names], until),
     )

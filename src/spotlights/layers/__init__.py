@@ -8,13 +8,13 @@ from __future__ import annotations
 from torch import nn
 
 from spotlights.errors import SettingError
-from spotlights.layers.adapter import LayerAdapter
+from spotlights.layers.adapter import Call, LayerAdapter, LinearMap, ModuleAdapter, Part
 from spotlights.layers.convolution import ConvolutionAdapter
 from spotlights.layers.embedding import EmbeddingAdapter
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
 
-ADAPTERS: list[LayerAdapter] = [
+ADAPTERS: list[ModuleAdapter] = [
     LinearAdapter(),
     TransposedLinearAdapter(),
     ConvolutionAdapter(),
@@ -26,7 +26,7 @@ ADAPTERS: list[LayerAdapter] = [
 ]
 
 
-def register_layer(adapter: LayerAdapter) -> None:
+def register_layer(adapter: ModuleAdapter) -> None:
     """Makes a kind of layer of your own known: before recording, and before such a memory is asked about."""
     held = adapter_named(adapter.kind)
     if held is not None and type(held) is not type(adapter):
@@ -35,14 +35,24 @@ def register_layer(adapter: LayerAdapter) -> None:
         ADAPTERS.insert(0, adapter)
 
 
-def adapter_for(module: nn.Module) -> LayerAdapter | None:
+def adapter_for(module: nn.Module) -> ModuleAdapter | None:
     """The adapter that can record this module, if there is one."""
     return next((adapter for adapter in ADAPTERS if adapter.handles(module)), None)
 
 
-def adapter_named(kind: str) -> LayerAdapter | None:
+def adapter_named(kind: str) -> ModuleAdapter | None:
     """The adapter of a kind that a memory names."""
     return next((adapter for adapter in ADAPTERS if adapter.kind == kind), None)
 
 
-__all__ = ["ADAPTERS", "LayerAdapter", "adapter_for", "adapter_named", "register_layer"]
+__all__ = [
+    "ADAPTERS",
+    "Call",
+    "LayerAdapter",
+    "LinearMap",
+    "ModuleAdapter",
+    "Part",
+    "adapter_for",
+    "adapter_named",
+    "register_layer",
+]

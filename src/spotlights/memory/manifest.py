@@ -42,7 +42,7 @@ class LayerEntry:
     indexed: bool = False
     """Keys that repeat are kept once; each slot has the number of its key."""
     trained: list[str] = field(default_factory=list)
-    """Which of weight and bias the optimizer held; the rest is frozen."""
+    """Which of the parameters the optimizer held; the rest is frozen."""
     groups: int = 1
     """How many parts of a key are mapped apart from each other."""
     weight_shape: list[int] = field(default_factory=list)
@@ -51,6 +51,32 @@ class LayerEntry:
     """The weight's own first dimension is that of the inputs."""
     parts: dict[str, int] = field(default_factory=dict)
     """What a key is put together of, in order, with the sizes: `{"x": 64, "h": 256}`. Empty if it is one thing."""
+    map: str = ""
+    """Which of several linear maps in its module this is."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """Where the matrix is several weights side by side: their names, with how many columns each has."""
+    biases: list[str] = field(default_factory=list)
+    """Where what is added to an output is the sum of several biases: their names."""
+
+    @property
+    def weight_columns(self) -> dict[str, slice]:
+        """Which columns of the matrix each weight has."""
+        found, start = {}, 0
+        for name, count in (self.weights or {"weight": self.matrix_shape[1]}).items():
+            found[name] = slice(start, start + count)
+            start += count
+        return found
+
+    @property
+    def bias_names(self) -> list[str]:
+        return self.biases or (["bias"] if self.bias else [])
+
+    def split(
+        self, weight: Shaped[Tensor, "out_features in_group"], biases: Shaped[Tensor, "biases out_features"]
+    ) -> dict[str, Tensor]:
+        """The parameters by name, from the matrix and from one row for each bias."""
+        found = {name: weight[:, columns] for name, columns in self.weight_columns.items()}
+        return {**found, **dict(zip(self.bias_names, biases, strict=True))}
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -261,6 +287,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"layer {name!r} has a weight of shape {layer.weight_shape}")
         if layer.parts and (sum(layer.parts.values()) != layer.in_features or min(layer.parts.values()) < 1):
             raise ValueError(f"layer {name!r} has keys of {layer.in_features} numbers, in parts {layer.parts}")
+        if layer.weights and sum(layer.weights.values()) != layer.matrix_shape[1]:
+            raise ValueError(f"layer {name!r} has weights of {layer.weights} columns")
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")

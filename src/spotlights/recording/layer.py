@@ -1,4 +1,4 @@
-"""One layer under recording: from the hooks of its modules to the slots of a step.
+"""One layer under recording: from what a backward pass met of it to the slots of a step.
 
 Slots pass three stages. *In flight*: a backward pass has reached the layer's output. *Pending*: that pass
 has added to the weight's gradient. *Taken*: the optimizer steps with this gradient. A pass that dies, a
@@ -7,21 +7,20 @@ gradient that is thrown away (`zero_grad`, a skipped step) and `torch.autograd.g
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
-from spotlights.layers import LayerAdapter
-from spotlights.memory.columns import Batch
+from spotlights.layers import LinearMap
 from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.slots import Rows, plain, sample_slice
 from spotlights.memory.storage import BufferPool, Storage
-from spotlights.recording.passes import Passes, Seen
+from spotlights.recording.passes import Seen
 from spotlights.recording.probe import Probe
 
 _NUMPY = (torch.float32, torch.float64, torch.float16)
@@ -42,10 +41,11 @@ class _Pass:
     def note(self, seen: Seen) -> None:
         self._seen.append(seen)
 
-    def copy(self) -> None:
-        for seen in self._seen:
-            self._rows.append(self._layer.copy(seen))
-        self._seen.clear()
+    def copy(self, *, ended: bool) -> None:
+        due = [seen for seen in reversed(self._seen) if ended or seen.met.whole]
+        self._seen = [seen for seen in self._seen if not (ended or seen.met.whole)]
+        while due:  # one by one: each lets go of what it held
+            self._rows.append(self._layer.copy(due.pop()))
 
     def end(self) -> None:
         gradient = self._layer.witness.grad
@@ -55,89 +55,71 @@ class _Pass:
 
 
 class RecordedLayer:
-    """Collects the slots of one weight, whatever modules use it."""
+    """Collects the slots of one linear map, whatever modules use its weight."""
 
     def __init__(
         self,
         name: str,
-        modules: dict[str, nn.Module],
-        adapter: LayerAdapter,
+        kind: str,
+        modules: list[str],
+        map_name: str,
+        maps: Sequence[LinearMap],
         trained: set[int],
         *,
         storage: Storage,
         pool: BufferPool,
         errors: bool,
     ) -> None:
+        """`maps`: the map as each of the modules has it; they share the weight, not always the bias."""
         self.name = name
-        self._pool = pool
+        self._kind = kind
         self._modules = modules
-        self._adapter = adapter
+        self._map_name = map_name
+        self._pool = pool
         self._storage = storage
         self._errors = errors
-        first = next(iter(modules.values()))
-        self.weight = adapter.weight(first)
-        biases = {id(b): b for m in modules.values() if (b := adapter.bias(m)) is not None}
-        self.bias = adapter.bias(first) if len(biases) == 1 else None
-        self.parameters = {"weight": self.weight}
-        if self.bias is not None:
-            self.parameters["bias"] = self.bias
+        self._map = maps[0]
+        if len({tuple(part.identity for part in each.biases.values()) for each in maps}) > 1:
+            self._map = replace(self._map, biases={})
+        self.parameters = {name: part.parameter for name, part in self._map.parameters.items()}
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
-        self._groups = adapter.groups(first)
-        self._matrix_shape = adapter.matrix(self.weight).shape
         self._sampled = {name: _Sampled(self, name) for name in self.trained}
         self._pending: list[Rows] = []
-        self._probe = Probe(adapter.matrix(self.weight), self._groups)
+        self._probe = Probe(self._map)
         self._usual_scale: float | None = None
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
         self._settled = self.samples()
         self._learning: list[str] = []
         """Which parameters the optimizer holds that are not frozen at the moment."""
-        self.witness = self.weight
+        self.witness = next(iter(self.parameters.values()))
         """The parameter whose gradient tells when a backward pass is done with this layer."""
         self._notice_frozen()
 
     def entry(self) -> LayerEntry:
-        out_features, in_group = self._matrix_shape
+        linear, first = self._map, self.parameters[next(iter(self._map.weights))]
+        out_features, in_group = linear.matrix_shape
         return LayerEntry(
-            kind=self._adapter.kind,
-            modules=list(self._modules),
-            in_features=in_group * self._groups,
+            kind=self._kind,
+            modules=self._modules,
+            in_features=in_group * linear.groups,
             out_features=out_features,
-            bias=self.bias is not None,
-            dtype=str(self.weight.dtype).removeprefix("torch."),
+            bias=bool(linear.biases),
+            dtype=str(first.dtype).removeprefix("torch."),
             storage=self._storage.name,
             trained=self.trained,
-            groups=self._groups,
-            weight_shape=[] if self.weight.shape == self._matrix_shape else list(self.weight.shape),
-            transposed=self._adapter.transposed,
-            parts=self._adapter.parts(next(iter(self._modules.values()))),
+            groups=linear.groups,
+            weight_shape=[] if linear.own_shape == linear.matrix_shape else list(linear.own_shape),
+            transposed=linear.transposed,
+            map=self._map_name,
+            weights={} if list(linear.weights) == ["weight"] else linear.columns,
+            biases=[] if list(linear.biases) == ["bias"] else list(linear.biases),
+            parts=dict(linear.parts),
         )
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A parameter, or what has its shape, as the memory keeps it: a matrix, or (a bias) a row."""
-        if tensor.shape != self.parameters[name].shape:
-            return tensor
-        return self._adapter.matrix(tensor) if name == "weight" else tensor.reshape(-1)
-
-    def hook(
-        self, current_batch: Callable[[], Batch | None], passes: Passes
-    ) -> list[torch.utils.hooks.RemovableHandle]:
-        """Starts listening. `current_batch` gives the columns of the current batch, or None while paused."""
-
-        def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if not (module.training and output.requires_grad and torch.is_grad_enabled()):
-                return
-            batch = current_batch()
-            if batch is None:
-                return
-            inputs = self._adapter.inputs(args, kwargs)
-            columns = batch.rows(self._adapter.lead(module, inputs, output), self.name)
-            may_repeat = not inputs.requires_grad
-            inputs = inputs.detach()
-            output.register_hook(lambda errors: passes.note(self, Seen(module, inputs, errors, columns, may_repeat)))
-
-        return [module.register_forward_hook(_Listener(forward), with_kwargs=True) for module in self._modules.values()]
+        return self._map.kept(name, tensor) if tensor.shape == self.parameters[name].shape else tensor
 
     # -- a backward pass -------------------------------------------------------------------
 
@@ -147,18 +129,18 @@ class RecordedLayer:
 
     def copy(self, seen: Seen) -> Rows:
         """The slots of one call, encoded."""
-        keys = self._adapter.keys(seen.module, seen.inputs)
+        keys = seen.met.keys[self._map_name]
         keys = keys.reshape(-1, keys.shape[-1])
-        like = self._usual_scale if seen.may_repeat else None
+        like = self._usual_scale if seen.met.may_repeat else None
         stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
-        if seen.may_repeat and key_scale is not None and like is None:
+        if seen.met.may_repeat and key_scale is not None and like is None:
             self._usual_scale = float(key_scale[0])
         stored_errors = error_scale = None
         if self._errors:
-            errors = self._adapter.errors(seen.module, seen.errors.detach())
+            errors = seen.met.errors[self._map_name]
             errors = errors.reshape(-1, errors.shape[-1])
             stored_errors, error_scale = self._storage.encode(errors, self._pool)
-        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.may_repeat)
+        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.met.may_repeat)
 
     def accept(self, rows: list[Rows], *, fresh: bool) -> None:
         """A pass has added to the gradient; `fresh` if that was empty before."""
@@ -173,7 +155,7 @@ class RecordedLayer:
         learning = [name for name in self.trained if self.parameters[name].requires_grad]
         if learning != self._learning:
             self._learning = learning
-            self.witness = self.parameters[learning[0]] if learning else self.weight
+            self.witness = self.parameters[learning[0]] if learning else next(iter(self.parameters.values()))
 
     def gradient_is_empty(self) -> bool:
         gradient = self.witness.grad
@@ -231,7 +213,7 @@ class _Sampled:
         self._layer = layer
         self._name = name
         self._parameter = layer.parameters[name]
-        self._at = sample_slice(self._parameter.numel())
+        self._at = sample_slice(layer.as_kept(name, self._parameter).numel())
         self._view: np.ndarray | None = None
         self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
@@ -249,7 +231,7 @@ class _Sampled:
     def _look(self) -> np.ndarray | None:
         parameter = self._parameter.detach()
         kept = self._layer.as_kept(self._name, parameter)
-        shares = kept.data_ptr() == parameter.data_ptr() and kept.numel() > 0
+        shares = kept.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr() and kept.numel() > 0
         if not (shares and parameter.device.type == "cpu" and parameter.dtype in _NUMPY):
             return None
         if kept.is_contiguous():
@@ -258,23 +240,3 @@ class _Sampled:
         places = np.arange(kept.numel())[self._at]
         self._index = np.unravel_index(places, tuple(kept.shape))
         return kept.numpy()
-
-
-class _Listener:
-    """A hook that belongs to one model: copies of that model, deep or pickled, are not recorded."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
-
-    def __reduce__(self) -> tuple[type[NotRecorded], tuple[()]]:
-        return NotRecorded, ()
-
-
-class NotRecorded:
-    """What a copy of a recorded model has in place of its listener."""
-
-    def __call__(self, *args: Any) -> None:
-        pass

@@ -8,24 +8,55 @@ third of what recording cost). A pass that dies never ends, and leaves nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from spotlights.layers import Call
 
 _HELD_BYTES = 32 << 20
 """What is noted may take so much memory; then it is copied before the pass ends."""
 
 
-class Seen(NamedTuple):
-    """One call of a layer, met by a backward pass. The tensors are the user's own, not copies."""
+ColumnsOf = Mapping[Any, Mapping[str, np.ndarray]]
+"""Columns by layer."""
 
-    module: nn.Module
-    inputs: Tensor
-    errors: Tensor
+
+class Met:
+    """One call of a module, met by a backward pass. Keys and errors are made when the first layer asks for them."""
+
+    def __init__(self, call: Call, outputs: int) -> None:
+        self._call = call
+        self._gradients: list[Tensor | None] = [None] * outputs
+        self.may_repeat = call.may_repeat
+
+    def reach(self, output: int, gradient: Tensor) -> None:
+        """The pass has reached one of the tensors that the module returned."""
+        self._gradients[output] = gradient.detach()
+
+    @property
+    def whole(self) -> bool:
+        """All that was returned has been reached. Before its end, a pass does not say what it will not reach."""
+        return None not in self._gradients
+
+    @cached_property
+    def keys(self) -> Mapping[str, Tensor]:
+        return self._call.keys()
+
+    @cached_property
+    def errors(self) -> Mapping[str, Tensor]:
+        return self._call.errors(self._gradients)
+
+
+class Seen(NamedTuple):
+    """A layer's part of a call. The tensors are the user's own, not copies."""
+
+    met: Met
     columns: Mapping[str, np.ndarray]
-    may_repeat: bool
 
 
 @runtime_checkable
@@ -34,45 +65,68 @@ class LayerPass(Protocol):
 
     def note(self, seen: Seen) -> None: ...
 
-    def copy(self) -> None:
-        """Copies what was noted."""
+    def copy(self, *, ended: bool) -> None:
+        """Copies what was noted; as long as the pass has not ended, only calls that have been met as a whole."""
 
     def end(self) -> None:
         """The pass has succeeded."""
+
+
+@dataclass
+class _Open:
+    """A pass that is under way."""
+
+    layers: dict[Any, LayerPass] = field(default_factory=dict)
+    met: dict[Call, Met] = field(default_factory=dict)
 
 
 class Passes:
     """The backward passes that are under way."""
 
     def __init__(self) -> None:
-        self._open: dict[int, dict[Any, LayerPass]] = {}
+        self._open: dict[int, _Open] = {}
         self._held = 0
 
-    def note(self, layer: Any, seen: Seen) -> None:
-        """Called during a backward pass, when it reaches the output of `layer`."""
-        task = torch._C._current_graph_task_id()
-        layers = self._open.get(task)
-        if layers is None:
-            layers = self._open[task] = {}
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
-        part = layers.get(layer)
-        if part is None:
-            part = layers[layer] = layer.begin_pass()
-        part.note(seen)
-        self._held += seen.inputs.nbytes + seen.errors.nbytes
-        if self._held > _HELD_BYTES:
-            self._copy(layers)
+    def note(self, call: Call, place: tuple[int, int], gradient: Tensor, columns: ColumnsOf) -> None:
+        """Called during a backward pass, when it reaches a tensor that a module has returned.
 
-    def _copy(self, layers: dict[Any, LayerPass]) -> None:
+        Args:
+            call: the call that returned it.
+            place: which one it is, of how many.
+            gradient: what the pass brings.
+            columns: for each layer that this is about, the columns of its rows.
+        """
+        task = torch._C._current_graph_task_id()
+        under_way = self._open.get(task)
+        if under_way is None:
+            under_way = self._open[task] = _Open()
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
+        which, outputs = place
+        met = under_way.met.get(call)
+        if met is None:
+            met = under_way.met[call] = Met(call, outputs)
+            for layer, rows in columns.items():
+                part = under_way.layers.get(layer)
+                if part is None:
+                    part = under_way.layers[layer] = layer.begin_pass()
+                part.note(Seen(met, rows))
+            self._held += call.nbytes
+        met.reach(which, gradient)
+        self._held += gradient.nbytes
+        if self._held > _HELD_BYTES:
+            self._copy(under_way, ended=False)
+
+    def _copy(self, under_way: _Open, *, ended: bool) -> None:
         self._held = 0
         with torch.no_grad():
-            for part in layers.values():
-                part.copy()
+            for part in under_way.layers.values():
+                part.copy(ended=ended)
+        under_way.met = {call: met for call, met in under_way.met.items() if not met.whole}
 
     def _end(self, task: int) -> None:
-        layers = self._open.pop(task, {})
-        self._copy(layers)
-        for part in layers.values():
+        under_way = self._open.pop(task, _Open())
+        self._copy(under_way, ended=True)
+        for part in under_way.layers.values():
             part.end()
 
     def clear(self) -> None:

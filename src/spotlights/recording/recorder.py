@@ -12,7 +12,7 @@ import datetime
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from spotlights.errors import (
     SpotlightsWarning,
     UnknownNameError,
 )
-from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
+from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
@@ -42,6 +42,7 @@ from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
+from spotlights.recording.listening import listen
 from spotlights.recording.passes import Passes
 from spotlights.recording.resuming import matching_step
 
@@ -147,7 +148,7 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers = _find_layers(model, optimizer, patterns, running, errors, self._pool)
+        self._layers, self._listeners = _find_layers(model, optimizer, patterns, running, errors, self._pool)
         self._passes = Passes()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._writer: MemoryWriter | None = None
@@ -172,8 +173,8 @@ class Recorder:
             self._writer = self._create()
         if self._fold is None:
             self._columns.declare("step", "int")
-        for layer in self._layers.values():
-            self._handles += layer.hook(self._current_batch, self._passes)
+        for module, adapter, layers in self._listeners:
+            self._handles.append(listen(module, adapter, layers, self._current_batch, self._passes))
         self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         return self
@@ -408,6 +409,23 @@ class Recorder:
     _warned_unseen = False
 
 
+Listeners = list[tuple[nn.Module, ModuleAdapter, dict[str, RecordedLayer]]]
+"""Modules to listen to, with the layers of their maps."""
+
+
+@dataclass
+class _Found:
+    """A weight, or several that make one matrix, and the modules that use it."""
+
+    adapter: ModuleAdapter
+    map_name: str
+    users: dict[str, tuple[nn.Module, LinearMap]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{path}.{self.map_name}" if self.map_name else path for path in self.users]
+
+
 def _find_layers(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -415,43 +433,54 @@ def _find_layers(
     dtype: str,
     errors: bool,
     pool: BufferPool,
-) -> dict[str, RecordedLayer]:
+) -> tuple[dict[str, RecordedLayer], Listeners]:
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found: dict[int, tuple[LayerAdapter, dict[str, nn.Module]]] = {}
-    for name, module in model.named_modules():
-        adapter = adapter_for(module)
-        if adapter is not None:
-            first, modules = found.setdefault(id(adapter.weight(module)), (adapter, {}))
-            if first is not adapter:
-                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
-                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
-                first, modules = found[id(adapter.weight(module))] = (adapter, {})
-            modules[name or type(module).__name__.lower()] = module
-    if not found:
-        raise SettingError(
-            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
-            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
-        )
-    names = [name for _, modules in found.values() for name in modules]
+    found = _find_maps(model)
+    names = [name for each in found for name in each.names]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
     if unknown or (patterns is not None and not patterns):
         raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     storage = storage_named(dtype)
-    layers = {}
-    for adapter, modules in found.values():
-        if patterns is not None and not any(fnmatchcase(m, p) for m in modules for p in patterns):
+    layers: dict[str, RecordedLayer] = {}
+    listeners: dict[nn.Module, tuple[ModuleAdapter, dict[str, RecordedLayer]]] = {}
+    for each in found:
+        if patterns is not None and not any(fnmatchcase(name, p) for name in each.names for p in patterns):
             continue
         layer = RecordedLayer(
-            next(iter(modules)),
-            modules,
-            adapter,
+            each.names[0],
+            each.adapter.kind,
+            list(each.users),
+            each.map_name,
+            [linear for _, linear in each.users.values()],
             trained,
             storage=storage,
             pool=pool,
             errors=errors,
         )
         layers[layer.name] = layer
-    return layers
+        for module, _ in each.users.values():
+            listeners.setdefault(module, (each.adapter, {}))[1][each.map_name] = layer
+    return layers, [(module, adapter, maps) for module, (adapter, maps) in listeners.items()]
+
+
+def _find_maps(model: nn.Module) -> list[_Found]:
+    """The linear maps of the model; modules that share a weight share a map."""
+    found: dict[tuple[object, ...], _Found] = {}
+    for path, module in model.named_modules():
+        adapter = adapter_for(module)
+        for name, linear in {} if adapter is None else adapter.maps(module).items():
+            first = found.setdefault(linear.identity, _Found(adapter, name))
+            if (first.adapter, first.map_name) != (adapter, name):
+                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
+                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
+                first = found[linear.identity] = _Found(adapter, name)
+            first.users[path or type(module).__name__.lower()] = module, linear
+    if not found:
+        raise SettingError(
+            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
+            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
+        )
+    return list(found.values())
 
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

@@ -95,8 +95,11 @@ def _are_initial(reader: MemoryReader, samples: Samples) -> bool:
 def _settings(layers: Mapping[str, LayerEntry]) -> dict[str, tuple[object, ...]]:
     """What of the layers must be the same for their memory to go on."""
     return {
-        name: (e.kind, e.in_features, e.out_features, e.groups, e.bias, e.storage, e.trained)
-        for name, e in layers.items()
+        name: (
+            *(entry.kind, entry.map, entry.in_features, entry.out_features, entry.groups),
+            *(entry.weights, entry.bias_names, entry.storage, entry.trained),
+        )
+        for name, entry in layers.items()
     }
 
 

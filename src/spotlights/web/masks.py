@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import spotlights as sl
-from spotlights.attention.forward import find_module
+from spotlights.attention.forward import find_map
 from spotlights.attention.group_weights import GroupWeights, group_weight_bytes, has_group_weights
 from spotlights.attention.results import Label
-from spotlights.layers import adapter_for
+from spotlights.layers import Part
 from spotlights.memory.selection import Both, Complement
 from spotlights.web.measures import Kept
 
@@ -117,14 +117,14 @@ class Masks:
     def _all_parameters(self, mask: Mask) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         current = dict(self._model.named_parameters())
-        for layer, names in self._names.items():
+        for layer, parts in self._names.items():
             here = mask if mask.layers is None or layer in mask.layers else Mask()
             entry = self._memory._view.reader.manifest.layers[layer]
             for parameter, value in self._parameters(layer, here).items():
-                own = current[names[parameter]]
-                found[names[parameter]] = (
-                    (entry.own(value) if parameter == "weight" else value).reshape(own.shape).to(own)
-                )
+                name, part = parts[parameter]
+                whole = found.setdefault(name, current[name].detach().clone())
+                own = part.of(whole)
+                own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
         return found
 
     def _parameters(self, layer: str, mask: Mask) -> dict[str, Tensor]:
@@ -173,15 +173,12 @@ class Masks:
         return self._wholes[layer]
 
 
-def _parameter_names(memory: sl.Memory, model: nn.Module) -> dict[str, dict[str, str]]:
-    """What the model calls the weight and the bias of each recorded layer."""
+def _parameter_names(memory: sl.Memory, model: nn.Module) -> dict[str, dict[str, tuple[str, Part]]]:
+    """What the model calls the parameters of each recorded layer, and which part of them it is."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = {}
     for layer, entry in memory._view.reader.manifest.layers.items():
-        module = find_module(model, entry.modules[0], entry)
-        adapter = adapter_for(module)
-        assert adapter is not None, "find_module gives no other modules"
-        found[layer] = {"weight": names[id(adapter.weight(module))]}
-        if entry.bias:
-            found[layer]["bias"] = names[id(adapter.bias(module))]
+        parts = find_map(model, entry.modules[0], entry)[1].parameters
+        kept = (*entry.weight_columns, *entry.bias_names)
+        found[layer] = {name: (names[id(parts[name].parameter)], parts[name]) for name in kept}
     return found
