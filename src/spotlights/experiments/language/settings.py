@@ -54,7 +54,7 @@ class LanguageSettings:
     """Tokens that the network reads before it is asked about one of the test text."""
     asked: int = 1000
     """Test positions over which the passages are judged."""
-    kernels: tuple[str, ...] = ("cosine", "dot")
+    kernels: tuple[str, ...] = ("cosine", "cosine-parts", "dot")
     """What the passages are found with."""
 
 
