@@ -282,6 +282,9 @@ class Memory:
             for name, layer in reader.layers.items()
             if forward.calls[name].queries and (part is None or part in layer.entry.parts)
         }
+        for use, name in forward.turned.items():
+            if forward.calls[use].queries and part is None:
+                attentions[use] = Attention(self._view, reader.layers[name], forward, kernel, use=use)
         return Spotlights(attentions, forward.output)
 
     def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:

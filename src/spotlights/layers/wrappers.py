@@ -26,6 +26,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return network
 
 
+def unfuse(model: nn.Module) -> None:
+    """Has torch's transformer layers call their modules: fused, they would take weights past whatever stands there."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # one of the conditions of the fused path, and nothing else
+
+
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Inside, networks run module by module: compiled code, and torch's fused transformer layers, know no hooks."""

@@ -58,6 +58,9 @@ class LayerEntry:
     """Where the matrix is several weights side by side: their names, with how many columns each has."""
     biases: list[str] = field(default_factory=list)
     """Where what is added to an output is the sum of several biases: their names."""
+    turned: dict[str, str] = field(default_factory=dict)
+    """Modules that use the weight the other way round (an embedding beside its output layer), with their kinds: the
+    errors of their slots are what they saw, and their keys what came back."""
     computed: str = ""
     """What the layer computed in, where that is coarser than `dtype` (autocast)."""
 
@@ -93,7 +96,18 @@ class LayerEntry:
 
     def own(self, matrix: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A weight in its own shape again."""
-        return (matrix.T if self.transposed else matrix).reshape(self.weight_shape or matrix.shape)
+        shape = self.weight_shape or matrix.shape
+        if not self.transposed:
+            return matrix.reshape(shape)
+        by_group = matrix.reshape(self.groups, self.out_features // self.groups, shape[0] // self.groups, -1)
+        return by_group.transpose(1, 2).reshape(shape)
+
+    def kept(self, own: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
+        """A weight of its own shape as the memory has it."""
+        if not self.transposed:
+            return own.reshape(self.matrix_shape)
+        by_group = own.reshape(self.groups, own.shape[0] // self.groups, self.out_features // self.groups, -1)
+        return by_group.transpose(1, 2).reshape(self.matrix_shape)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,10 +27,8 @@ from spotlights.errors import (
     RecordingStoppedWarning,
     SettingError,
     SpotlightsWarning,
-    UnknownNameError,
     UnsupportedError,
 )
-from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
 from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
@@ -40,13 +37,14 @@ from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
-from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.recording.coverage import Coverage
+from spotlights.recording.finding import find_layers
 from spotlights.recording.layer import RecordedLayer
-from spotlights.recording.listening import listen
+from spotlights.recording.listening import Handle
 from spotlights.recording.passes import Passes
 from spotlights.recording.processes import Processes
 from spotlights.recording.resuming import matching_step
@@ -143,6 +141,8 @@ class Recorder:
         """How many optimizer steps the memory has."""
         self._model = unwrapped(model)
         self._processes = Processes.of(model)
+        if fold is not None and self._processes.count > 1:
+            raise SettingError("fold: visits cannot be added up over several processes. Record without fold.")
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
@@ -155,9 +155,17 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers, self._listeners = _find_layers(self._model, optimizer, patterns, running, errors, self._pool)
+        self._layers, self._listeners = find_layers(
+            self._model,
+            optimizer,
+            patterns,
+            dtype=running,
+            errors=errors,
+            pool=self._pool,
+            turned=errors and fold is None,
+        )
         self._passes = Passes()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
         self._batch = Batch(fold=self._fold is not None)
@@ -179,8 +187,8 @@ class Recorder:
         self._columns = self._writer.columns
         if self._fold is None:
             self._columns.declare("step", "int")
-        for module, adapter, layers in self._listeners:
-            self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
+        for listener in self._listeners:
+            self._handles += listener.start(self._columns, self._current_batch, self._passes)
         self._handles.append(self._optimizer.register_step_pre_hook(Untraced(self._on_step)))
         self._handles.append(self._optimizer.register_step_post_hook(Untraced(self._after_step)))
         return self
@@ -469,80 +477,6 @@ class Recorder:
             SpotlightsWarning,
             stacklevel=4,
         )
-
-
-Listeners = list[tuple[nn.Module, ModuleAdapter, dict[str, RecordedLayer]]]
-"""Modules to listen to, with the layers of their maps."""
-
-
-@dataclass
-class _Found:
-    """A weight, or several that make one matrix, and the modules that use it."""
-
-    adapter: ModuleAdapter
-    map_name: str
-    users: dict[str, tuple[nn.Module, LinearMap]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{path}.{self.map_name}" if self.map_name else path for path in self.users]
-
-
-def _find_layers(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    patterns: Sequence[str] | None,
-    dtype: str,
-    errors: bool,
-    pool: BufferPool,
-) -> tuple[dict[str, RecordedLayer], Listeners]:
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = _find_maps(model)
-    names = [name for each in found for name in each.names]
-    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
-    if unknown or (patterns is not None and not patterns):
-        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
-    storage = storage_named(dtype)
-    layers: dict[str, RecordedLayer] = {}
-    listeners: dict[nn.Module, tuple[ModuleAdapter, dict[str, RecordedLayer]]] = {}
-    for each in found:
-        if patterns is not None and not any(fnmatchcase(name, p) for name in each.names for p in patterns):
-            continue
-        layer = RecordedLayer(
-            each.names[0],
-            each.adapter.kind,
-            list(each.users),
-            each.map_name,
-            [linear for _, linear in each.users.values()],
-            trained,
-            storage=storage,
-            pool=pool,
-            errors=errors,
-        )
-        layers[layer.name] = layer
-        for module, _ in each.users.values():
-            listeners.setdefault(module, (each.adapter, {}))[1][each.map_name] = layer
-    return layers, [(module, adapter, maps) for module, (adapter, maps) in listeners.items()]
-
-
-def _find_maps(model: nn.Module) -> list[_Found]:
-    """The linear maps of the model; modules that share a weight share a map."""
-    found: dict[tuple[object, ...], _Found] = {}
-    for path, module in model.named_modules():
-        adapter = adapter_for(module)
-        for name, linear in {} if adapter is None else adapter.maps(module).items():
-            first = found.setdefault(linear.identity, _Found(adapter, name))
-            if (first.adapter, first.map_name) != (adapter, name):
-                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
-                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
-                first = found[linear.identity] = _Found(adapter, name)
-            first.users[path or type(module).__name__.lower()] = module, linear
-    if not found:
-        raise SettingError(
-            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
-            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
-        )
-    return list(found.values())
 
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
