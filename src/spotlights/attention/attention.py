@@ -274,15 +274,21 @@ class Spotlights(Mapping[str, Attention]):
         """
         from spotlights.attention.influence import Influence
 
-        attentions = [each for each in self._attentions.values() if each.layer.entry.groups == 1]
+        estimated, left_out = self.influence_layers()
+        attentions = [self._attentions[name] for name in estimated]
         parts = [attention._influence_part(target, damping) for attention in attentions]
         rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
         return Influence(
             parts,
             [owners for owners, _ in rows],
             inputs=max((count for _, count in rows), default=0),
-            left_out=[name for name, each in self._attentions.items() if each.layer.entry.groups > 1],
+            left_out=left_out,
         )
+
+    def influence_layers(self) -> tuple[list[str], list[str]]:
+        """The layers through which influence is estimated, and those which it leaves out."""
+        apart = [name for name, each in self._attentions.items() if each.layer.entry.groups > 1]
+        return [name for name in self._attentions if name not in apart], apart
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

@@ -6,7 +6,8 @@ way from a layer to any number of interest can be asked for later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ class Calls:
     @property
     def rows(self) -> Float[Tensor, "queries in_features"]:
         return torch.cat([q.reshape(-1, q.shape[-1]) for q in self.queries])
+
+    def places(self) -> Iterator[tuple[Int64[Tensor, "rows"], int]]:
+        """Of each call: the places of its rows in the shape that the module was given, and how many that has."""
+        for call in self._calls:
+            count = math.prod(call.leads()[self._map_name])
+            yield torch.arange(count) if call.chosen is None else call.chosen, count
 
     @property
     def only_output(self) -> Tensor | None:
@@ -118,14 +125,13 @@ class ForwardPass:
         """Which input each query of a layer belongs to, and how many inputs there are."""
         count = len(self._numbers_of_interest(target))
         owners = []
-        for query in self.calls[layer].queries:
-            rows = query.numel() // query.shape[-1]
+        for places, rows in self.calls[layer].places():
             if count == 0 or rows % count:
                 raise ShapeMismatchError(
                     f'Layer "{layer}" has {rows} rows for {count} inputs, so it cannot be said which row belongs to '
                     "which input. Give the inputs batch first, and a target with one number for each input."
                 )
-            owners.append(torch.arange(count).repeat_interleave(rows // count))
+            owners.append(places // (rows // count))
         return torch.cat(owners), count
 
     def _numbers_of_interest(self, target: Target) -> Float[Tensor, "inputs"]:
@@ -163,7 +169,7 @@ def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., An
         for tensor in outputs:
             if not tensor.requires_grad:
                 tensor.requires_grad_()  # a frozen network: the way to its output is still asked for
-        call = adapter.call(module, args, kwargs, output)
+        call = adapter.call(module, args, kwargs, output, None)
         with torch.no_grad():
             queries = call.keys()
         for name, calls in maps.items():

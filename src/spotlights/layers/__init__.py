@@ -13,6 +13,7 @@ from spotlights.layers.convolution import ConvolutionAdapter
 from spotlights.layers.embedding import EmbeddingAdapter
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
+from spotlights.layers.recurrent import GruAdapter, LstmAdapter
 
 ADAPTERS: list[ModuleAdapter] = [
     LinearAdapter(),
@@ -23,6 +24,8 @@ ADAPTERS: list[ModuleAdapter] = [
     RmsNormAdapter(),
     BatchNormAdapter(),
     GroupNormAdapter(),
+    LstmAdapter(),
+    GruAdapter(),
 ]
 
 

@@ -143,9 +143,13 @@ class ModuleAdapter(ABC):
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         """The linear maps of the module by name; "" for one that is all of it."""
 
+    def before(self, module: nn.Module) -> Any:
+        """What must be known from before a call in training: the random numbers of a dropout inside."""
+        return None
+
     @abstractmethod
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
-        """What a call of the module was, from what it was given and what it returned."""
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+        """What a call of the module was, from what it was given and what it returned; and what `before` said."""
 
 
 class LayerAdapter(ModuleAdapter):
@@ -197,7 +201,7 @@ class LayerAdapter(ModuleAdapter):
 
     # -- a call ------------------------------------------------------------------------------
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         return _WholeCall(self, module, self.inputs(args, kwargs), output)
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:

@@ -25,7 +25,7 @@ def listen(
     layers: Mapping[str, RecordedLayer],
     current_batch: Callable[[], Batch | None],
     passes: Passes,
-) -> RemovableHandle:
+) -> list[RemovableHandle]:
     """Starts listening.
 
     Args:
@@ -39,20 +39,29 @@ def listen(
     def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
-        outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-        batch = current_batch() if outputs else None
+        outputs = tensors_of(output)
+        batch = current_batch() if any(tensor.requires_grad for tensor in outputs) else None
         if batch is None:
             return
-        call = adapter.call(module, args, kwargs, output)
+        call = adapter.call(module, args, kwargs, output, noted.pop() if noted else None)
         leads, chosen = call.leads(), None if call.chosen is None else call.chosen.numpy()
         columns = {}
         for name, layer in layers.items():
             rows = batch.rows(leads[name], layer.name)
             columns[layer] = rows if chosen is None else {column: all_of[chosen] for column, all_of in rows.items()}
         for place, tensor in enumerate(outputs):
-            tensor.register_hook(_reached(passes, call, (place, len(outputs)), columns))
+            if tensor.requires_grad:
+                tensor.register_hook(_reached(passes, call, (place, len(outputs)), columns))
 
-    return module.register_forward_hook(_Listener(forward), with_kwargs=True)
+    noted: list[Any] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        noted[:] = [adapter.before(module)]
+
+    handles = [module.register_forward_hook(_Listener(forward), with_kwargs=True)]
+    if type(adapter).before is not ModuleAdapter.before:
+        handles.append(module.register_forward_pre_hook(_Listener(before)))
+    return handles
 
 
 def _reached(passes: Passes, call: Call, place: tuple[int, int], columns: ColumnsOf) -> Callable[[Tensor | None], None]:

@@ -174,7 +174,7 @@ class Recorder:
         if self._fold is None:
             self._columns.declare("step", "int")
         for module, adapter, layers in self._listeners:
-            self._handles.append(listen(module, adapter, layers, self._current_batch, self._passes))
+            self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
         self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
         self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         return self

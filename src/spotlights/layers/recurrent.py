@@ -1,0 +1,370 @@
+"""`nn.LSTM`, `nn.GRU` and their cells: linear maps of what comes in and of the state before.
+
+An LSTM's layer, in one direction, is one map: the key is `[x_t; h_{t-1}]`, M is `[W_ih | W_hh]`, and the error is the
+gradient of the four gates before their nonlinearities. In a GRU the reset gate stands between the two, so there are two
+maps, of `x_t` and of `h_{t-1}`.
+
+The modules compute as ever, by their fused kernels. The keys are in their inputs and outputs; the errors are computed
+beside the kernel, at the end of the backward pass (`through_time.py`). Of several layers, the outputs of the lower ones
+are computed a second time, with the dropout that the call drew.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
+from spotlights.layers.through_time import Times, gru_errors, lstm_errors
+
+
+class Direction(NamedTuple):
+    """The parameters of one layer in one direction."""
+
+    suffix: str
+    """What torch adds to their names."""
+    weight_ih: nn.Parameter
+    weight_hh: nn.Parameter
+    bias_ih: nn.Parameter | None
+    bias_hh: nn.Parameter | None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self[1:] if isinstance(parameter, nn.Parameter)]
+
+
+def _directions(module: nn.Module) -> list[list[Direction]]:
+    """Layer by layer, forwards and (if there is one) backwards."""
+    held = module._parameters
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    if isinstance(module, nn.RNNCellBase):
+        return [[Direction("", *(held.get(name) for name in names))]]  # type: ignore[arg-type]
+    assert isinstance(module, nn.RNNBase)
+    found = []
+    for layer in range(module.num_layers):
+        suffixes = [f"_l{layer}", f"_l{layer}_reverse"][: 2 if module.bidirectional else 1]
+        found.append([Direction(suffix, *(held.get(name + suffix) for name in names)) for suffix in suffixes])  # type: ignore[arg-type]
+    return found
+
+
+class _RecurrentAdapter(ModuleAdapter):
+    """What layers of steps and single steps have in common."""
+
+    modules: ClassVar[tuple[type[nn.Module], ...]]
+    states: ClassVar[int]
+    """What goes from step to step: a state, or a state and a cell."""
+    kernel: ClassVar[Callable[..., Any]]
+    """What torch runs layers with."""
+
+    def handles(self, module: nn.Module) -> bool:
+        if not any(isinstance(module, kind) and type(module).forward is kind.forward for kind in self.modules):
+            return False
+        if not all(d.weight_ih is not None and d.weight_hh is not None for ds in _directions(module) for d in ds):
+            return False  # computed weights
+        if isinstance(module, nn.RNNCellBase):
+            return True
+        assert isinstance(module, nn.RNNBase)
+        drops = module.num_layers > 1 and module.dropout > 0
+        on_cpu = next(module.parameters()).device.type == "cpu"
+        return module.proj_size == 0 and (on_cpu or not drops)  # other devices draw dropout in ways of their own
+
+    def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
+        return {name: linear for ds in _directions(module) for d in ds for name, linear in self.of(d).items()}
+
+    def before(self, module: nn.Module) -> Any:
+        drops = isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
+        return torch.get_rng_state() if drops else None
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+        inputs = args[0] if args else kwargs["input"]
+        start = args[1] if len(args) > 1 else kwargs.get("hx")
+        return _RecurrentCall(self, module, inputs, start, output, before)
+
+    # -- what the kinds differ in ------------------------------------------------------------
+
+    @abstractmethod
+    def of(self, direction: Direction) -> Mapping[str, LinearMap]:
+        """The linear maps of one direction."""
+
+    @abstractmethod
+    def keys(
+        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+        """The keys of each map."""
+
+    @abstractmethod
+    def errors(
+        self,
+        direction: Direction,
+        times: Times,
+        keys: Mapping[str, Float[Tensor, "rows in_features"]],
+        starts: Sequence[Float[Tensor, "sequences hidden"]],
+        gradients: Sequence[Float[Tensor, "rows hidden"]],
+    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
+        """The errors of each map, and those that belong to `weight_ih`.
+
+        `starts` and `gradients` are those of the state and (LSTM) of the cell; gradients may be overwritten.
+        """
+
+
+class LstmAdapter(_RecurrentAdapter):
+    kind = "lstm"
+    modules = (nn.LSTM, nn.LSTMCell)
+    states = 2
+    kernel = staticmethod(torch.lstm)
+
+    def of(self, direction: Direction) -> Mapping[str, LinearMap]:
+        weights = {"weight_ih": Part(direction.weight_ih), "weight_hh": Part(direction.weight_hh)}
+        biases = {"bias_ih": direction.bias_ih, "bias_hh": direction.bias_hh}
+        named = {name: Part(bias) for name, bias in biases.items() if bias is not None}
+        return {direction.suffix.removeprefix("_"): LinearMap(weights, named)}
+
+    def keys(
+        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+        return {direction.suffix.removeprefix("_"): torch.cat([inputs, before], dim=1)}
+
+    def errors(
+        self,
+        direction: Direction,
+        times: Times,
+        keys: Mapping[str, Float[Tensor, "rows in_features"]],
+        starts: Sequence[Float[Tensor, "sequences hidden"]],
+        gradients: Sequence[Float[Tensor, "rows hidden"]],
+    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
+        ((name, key),) = keys.items()
+        weight_hh = direction.weight_hh.detach()
+        matrix = torch.cat([direction.weight_ih.detach(), weight_hh], dim=1)
+        gates = key @ matrix.T
+        for bias in (direction.bias_ih, direction.bias_hh):
+            if bias is not None:
+                gates += bias.detach()
+        made = lstm_errors(gates, weight_hh, times, starts[1], gradients[0], gradients[1])
+        return {name: made}, made
+
+
+class GruAdapter(_RecurrentAdapter):
+    kind = "gru"
+    modules = (nn.GRU, nn.GRUCell)
+    states = 1
+    kernel = staticmethod(torch.gru)
+
+    def of(self, direction: Direction) -> Mapping[str, LinearMap]:
+        _, weight_ih, weight_hh, bias_ih, bias_hh = direction
+        halves = {"ih": (weight_ih, bias_ih), "hh": (weight_hh, bias_hh)}
+        return {
+            half + direction.suffix: LinearMap({"weight": Part(weight)}, {} if bias is None else {"bias": Part(bias)})
+            for half, (weight, bias) in halves.items()
+        }
+
+    def keys(
+        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+        return {"ih" + direction.suffix: inputs, "hh" + direction.suffix: before}
+
+    def errors(
+        self,
+        direction: Direction,
+        times: Times,
+        keys: Mapping[str, Float[Tensor, "rows in_features"]],
+        starts: Sequence[Float[Tensor, "sequences hidden"]],
+        gradients: Sequence[Float[Tensor, "rows hidden"]],
+    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
+        of_ih, of_hh = "ih" + direction.suffix, "hh" + direction.suffix
+        halves = ((of_ih, direction.weight_ih, direction.bias_ih), (of_hh, direction.weight_hh, direction.bias_hh))
+        gates = [
+            nn.functional.linear(keys[name], weight.detach(), None if bias is None else bias.detach())
+            for name, weight, bias in halves
+        ]
+        made = gru_errors(*gates, direction.weight_hh.detach(), times, keys[of_hh], gradients[0])
+        return {of_ih: made[0], of_hh: made[1]}, made[0]
+
+
+# -- a call ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the rows of a call, step by step with the longest sequence first, lie in the user's tensors."""
+
+    sizes: list[int]
+    """How many sequences have that many steps."""
+    lead: tuple[int, ...]
+    """The leading shape of the user's tensors; (sequences, steps) where they are packed."""
+    batch_first: bool = False
+    packed: bool = False
+    order: Int64[Tensor, "sequences"] | None = None
+    """Which of the user's sequences comes when, if they were sorted by length."""
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Tensor | PackedSequence) -> _Layout:
+        if isinstance(inputs, PackedSequence):
+            sizes = inputs.batch_sizes.tolist()
+            return cls(sizes, (sizes[0], len(sizes)), packed=True, order=inputs.sorted_indices)
+        lead = tuple(inputs.shape[:-1])
+        if isinstance(module, nn.RNNCellBase):
+            return cls([inputs.numel() // inputs.shape[-1]], lead)
+        if len(lead) == 1:
+            return cls([1] * lead[0], lead)
+        steps, sequences = lead[::-1] if module.batch_first else lead
+        return cls([sequences] * steps, lead, batch_first=bool(module.batch_first))
+
+    @property
+    def chosen(self) -> Int64[Tensor, "rows"] | None:
+        """Where the rows of a packed sequence are in `lead`."""
+        if not self.packed:
+            return None
+        order = torch.arange(self.sizes[0]) if self.order is None else self.order.cpu()
+        return torch.cat([order[:size] * len(self.sizes) + step for step, size in enumerate(self.sizes)])
+
+    def rows(self, tensor: Tensor | PackedSequence) -> Float[Tensor, "rows features"]:
+        """What the module was given or returned, as rows."""
+        if isinstance(tensor, PackedSequence):
+            return tensor.data.detach()
+        tensor = tensor.detach()
+        return (tensor.transpose(0, 1) if self.batch_first else tensor).reshape(-1, tensor.shape[-1])
+
+    def shaped(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "... features"]:
+        """Rows as the user's tensors have them."""
+        if self.packed:
+            return rows
+        if self.batch_first:
+            return rows.unflatten(0, self.lead[::-1]).transpose(0, 1)
+        return rows.reshape(*self.lead, rows.shape[-1])
+
+    def states(self, tensor: Tensor) -> list[Float[Tensor, "sequences hidden"]]:
+        """The states, or gradients of them, of each layer in each direction."""
+        tensor = tensor.detach().reshape(-1, self.sizes[0], tensor.shape[-1])
+        return list((tensor if self.order is None else tensor[:, self.order]).unbind(0))
+
+
+class _RecurrentCall(Call):
+    """One call of a recurrent module."""
+
+    def __init__(
+        self,
+        adapter: _RecurrentAdapter,
+        module: nn.Module,
+        inputs: Tensor | PackedSequence,
+        start: Tensor | tuple[Tensor, Tensor] | None,
+        output: Any,
+        random_state: Tensor | None,
+    ) -> None:
+        self._adapter = adapter
+        self._module = module
+        self._is_cell = isinstance(module, nn.RNNCellBase)
+        self._layers = _directions(module)
+        self._layout = layout = _Layout.of(module, inputs)
+        self._inputs = layout.rows(inputs)
+        returned = output if isinstance(output, Tensor | PackedSequence) else output[0]
+        self._outputs = layout.rows(returned)
+        given = () if start is None else (start,) if isinstance(start, Tensor) else start
+        self._starts = [layout.states(tensor) for tensor in given]
+        self._random_state = random_state
+        self.chosen = layout.chosen
+        self.nbytes = self._inputs.nbytes + self._outputs.nbytes
+
+    def leads(self) -> Mapping[str, Sequence[int]]:
+        return dict.fromkeys(self._adapter.maps(self._module), self._layout.lead)
+
+    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
+        every = (keys for layer in self._keys for keys in layer)
+        return {name: self._layout.shaped(rows) for keys in every for name, rows in keys.items()}
+
+    def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
+        layout, found = self._layout, {}
+        of_output = None if gradients[0] is None else layout.rows(gradients[0])
+        # A cell returns its last state once, a layer twice: in its output, and as what it ends with.
+        of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
+        if self._is_cell:
+            of_last[0] = None
+        for layer in reversed(range(len(self._layers))):
+            below = None
+            for d, direction in enumerate(self._layers[layer]):
+                hidden, times = direction.weight_hh.shape[1], self._times(d)
+                mine = None if of_output is None else of_output[:, d * hidden : (d + 1) * hidden]
+                last = [None if each is None else each[layer * len(self._layers[layer]) + d] for each in of_last]
+                like = self._outputs[:, :hidden]
+                made, of_ih = self._adapter.errors(
+                    direction,
+                    times,
+                    self._keys[layer][d],
+                    self._starts_of(layer, d),
+                    [times.from_the_end(mine if not n else None, each, like) for n, each in enumerate(last)],
+                )
+                found.update({name: layout.shaped(rows) for name, rows in made.items()})
+                if layer:
+                    to_input = of_ih @ direction.weight_ih.detach()
+                    below = to_input if below is None else below.add_(to_input)
+            if layer:
+                assert below is not None
+                mask = self._masks[layer - 1]
+                of_output = below if mask is None else below.mul_(mask)
+        return found
+
+    # -- what happened inside ----------------------------------------------------------------
+
+    def _times(self, direction: int) -> Times:
+        return Times(self._layout.sizes, reverse=direction == 1)
+
+    def _starts_of(self, layer: int, direction: int) -> list[Float[Tensor, "sequences hidden"]]:
+        """The state and (LSTM) the cell that all sequences begin with."""
+        index = layer * len(self._layers[layer]) + direction
+        if self._starts:
+            return [states[index] for states in self._starts]
+        hidden = self._layers[layer][direction].weight_hh.shape[1]
+        return [self._outputs.new_zeros(self._layout.sizes[0], hidden) for _ in range(self._adapter.states)]
+
+    @cached_property
+    def _keys(self) -> list[list[Mapping[str, Float[Tensor, "rows in_features"]]]]:
+        found = []
+        for layer, (inputs, outputs) in enumerate(self._through()):
+            found.append([])
+            for d, direction in enumerate(self._layers[layer]):
+                hidden = direction.weight_hh.shape[1]
+                states = outputs[:, d * hidden : (d + 1) * hidden]
+                before = self._times(d).all_before(states, self._starts_of(layer, d)[0])
+                found[-1].append(self._adapter.keys(direction, inputs, before))
+        return found
+
+    @cached_property
+    def _masks(self) -> list[Tensor | None]:
+        """The dropout behind each layer but the last, drawn again as the call drew it."""
+        lower = self._layers[:-1]
+        if self._random_state is None:
+            return [None for _ in lower]
+        assert isinstance(self._module, nn.RNNBase)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random_state)
+            return [nn.functional.dropout(torch.ones_like(self._outputs), self._module.dropout) for _ in lower]
+
+    def _through(self) -> Iterator[tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows directions*hidden"]]]:
+        """The inputs and outputs of each layer; those of the lower ones are computed again."""
+        inputs = self._inputs
+        for layer, mask in enumerate(self._masks):
+            outputs = self._run(layer, inputs)
+            yield inputs, outputs
+            inputs = outputs if mask is None else outputs * mask
+        yield inputs, self._outputs
+
+    def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows directions*hidden"]:
+        """One layer alone, by the kernel that the module uses."""
+        module, layout = self._module, self._layout
+        assert isinstance(module, nn.RNNBase)
+        each = [self._starts_of(layer, d) for d in range(len(self._layers[layer]))]
+        starts = tuple(torch.stack(states) for states in zip(*each, strict=True))
+        start = starts if len(starts) > 1 else starts[0]
+        weights = [parameter.detach() for direction in self._layers[layer] for parameter in direction.parameters]
+        settings = weights, module.bias, 1, 0.0, module.training, module.bidirectional
+        if layout.packed:
+            return self._adapter.kernel(inputs, torch.tensor(layout.sizes), start, *settings)[0]
+        stepwise = inputs.unflatten(0, (len(layout.sizes), layout.sizes[0]))
+        return self._adapter.kernel(stepwise, start, *settings, False)[0].flatten(0, 1)

@@ -1,0 +1,172 @@
+"""Backward through time: the errors of the linear maps inside a recurrent layer.
+
+A fused kernel gives back the gradients of weights, never those of the gates at single steps. They are computed here,
+beside it: its outputs are all states, so the gates of all steps come from one product, and only two quick things are
+left to do step by step, the cells upwards and the states' gradients downwards.
+
+Rows are those of a packed sequence: all sequences at step 0, then all that have a step 1, and so on, the longest
+sequence first. A batch of equal lengths is the plain case of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+States = Float[Tensor, "rows hidden"]
+Starts = Float[Tensor, "sequences hidden"]
+
+
+class Step(NamedTuple):
+    """One step of a direction."""
+
+    rows: slice
+    before: slice
+    """The rows of the step before it, for as many sequences as had one."""
+    fresh: slice
+    """Which sequences begin here; they are the last ones of the rows."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Which rows follow each other, in one direction."""
+
+    sizes: Sequence[int]
+    """How many sequences have that many steps; never rises."""
+    reverse: bool = False
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """In the order in which the layer takes them."""
+        rows = [slice(start, end) for start, end in pairwise(accumulate(self.sizes, initial=0))]
+        order = range(len(rows) - 1, -1, -1) if self.reverse else range(len(rows))
+        found, last, count = [], slice(0, 0), 0
+        for at in order:
+            old = min(count, self.sizes[at])
+            found.append(Step(rows[at], slice(last.start, last.start + old), slice(old, self.sizes[at])))
+            last, count = rows[at], self.sizes[at]
+        return found
+
+    @cached_property
+    def last_rows(self) -> Int64[Tensor, "sequences"]:
+        """Where each sequence ends."""
+        if self.reverse:
+            return torch.arange(self.sizes[0])
+        starts = list(accumulate(self.sizes, initial=0))
+        found = torch.empty(self.sizes[0], dtype=torch.int64)
+        for start, size in zip(starts, self.sizes, strict=False):
+            found[:size] = torch.arange(start, start + size)
+        return found
+
+    def before(self, step: Step, states: States, start: Starts) -> Float[Tensor, "some hidden"]:
+        """The states that a step begins with."""
+        if step.fresh.start == step.fresh.stop:
+            return states[step.before]
+        fresh = start[step.fresh]
+        return fresh if step.before.start == step.before.stop else torch.cat([states[step.before], fresh])
+
+    def all_before(self, states: States, start: Starts) -> States:
+        """The states that all steps begin with, in the order of the rows."""
+        steps = reversed(self.steps) if self.reverse else self.steps
+        if self.sizes[0] == self.sizes[-1]:
+            first, rest = (states[self.sizes[0] :], start) if self.reverse else (start, states[: -self.sizes[0]])
+            return torch.cat([first, rest])
+        return torch.cat([self.before(step, states, start) for step in steps])
+
+    def from_the_end(self, states: States | None, last: Starts | None, like: States) -> States:
+        """A gradient of all states, to which that of the last ones has been added; new memory."""
+        found = torch.zeros_like(like) if states is None else states.clone(memory_format=torch.contiguous_format)
+        if last is not None:
+            found[self.last_rows] += last
+        return found
+
+
+def lstm_errors(
+    gates: Float[Tensor, "rows 4*hidden"],
+    weight_hh: Float[Tensor, "4*hidden hidden"],
+    times: Times,
+    cell_start: Starts,
+    state_gradient: States,
+    cell_gradient: States,
+) -> Float[Tensor, "rows 4*hidden"]:
+    """The gradients of an LSTM's gates before their nonlinearities. All but the weight and the start is overwritten.
+
+    Args:
+        gates: `W_ih x + b_ih + W_hh h + b_hh`, in torch's order: input, forget, cell, output.
+        weight_hh: how the next gates depend on a state.
+        times: which rows follow each other.
+        cell_start: the cells that the sequences begin with.
+        state_gradient: what reaches each state from outside the layer.
+        cell_gradient: the same for the cells.
+    """
+    hidden = weight_hh.shape[1]
+    gates[:, : 2 * hidden].sigmoid_()
+    gates[:, 2 * hidden : 3 * hidden].tanh_()
+    gates[:, 3 * hidden :].sigmoid_()
+    i, f, g, o = gates.split(hidden, dim=1)
+    cells = i * g
+    for step in times.steps:
+        cells[step.rows].addcmul_(f[step.rows], times.before(step, cells, cell_start))
+    # What a gate's error is for a gradient of 1 at the cell (for the output gate: at the state).
+    errors = torch.empty_like(gates)
+    of_i, of_f, of_g, of_o = errors.split(hidden, dim=1)
+    aten = torch.ops.aten
+    aten.sigmoid_backward.grad_input(g, i, grad_input=of_i)
+    aten.sigmoid_backward.grad_input(times.all_before(cells, cell_start), f, grad_input=of_f)
+    aten.tanh_backward.grad_input(i, g, grad_input=of_g)
+    squashed = cells.tanh_()
+    aten.sigmoid_backward.grad_input(squashed, o, grad_input=of_o)
+    to_cell = aten.tanh_backward.grad_input(o, squashed, grad_input=squashed)
+    through_cell = errors[:, : 3 * hidden].unflatten(1, (3, hidden))
+    for rows, before, _ in reversed(times.steps):
+        of_state, of_cell = state_gradient[rows], cell_gradient[rows].addcmul_(state_gradient[rows], to_cell[rows])
+        through_cell[rows].mul_(of_cell[:, None])
+        of_o[rows].mul_(of_state)
+        if old := before.stop - before.start:
+            state_gradient[before].addmm_(errors[rows][:old], weight_hh)
+            cell_gradient[before].addcmul_(of_cell[:old], f[rows][:old])
+    return errors
+
+
+def gru_errors(
+    gates_ih: Float[Tensor, "rows 3*hidden"],
+    gates_hh: Float[Tensor, "rows 3*hidden"],
+    weight_hh: Float[Tensor, "3*hidden hidden"],
+    times: Times,
+    before: States,
+    state_gradient: States,
+) -> tuple[Float[Tensor, "rows 3*hidden"], Float[Tensor, "rows 3*hidden"]]:
+    """The gradients of both linear maps of a GRU: of the input, and of the state. Overwrites gates and gradient.
+
+    Args:
+        gates_ih: `W_ih x + b_ih`, in torch's order: reset, update, new.
+        gates_hh: `W_hh h + b_hh`; its last part is multiplied by the reset gate before it is added.
+        weight_hh: how the next gates depend on a state.
+        times: which rows follow each other.
+        before: the states that the steps begin with.
+        state_gradient: what reaches each state from outside the layer.
+    """
+    hidden = weight_hh.shape[1]
+    r, z = gates_ih[:, : 2 * hidden].add_(gates_hh[:, : 2 * hidden]).sigmoid_().split(hidden, dim=1)
+    from_state = gates_hh[:, 2 * hidden :]
+    n = gates_ih[:, 2 * hidden :].addcmul_(r, from_state).tanh_()
+    # What a gate's error is for a gradient of 1 at the state.
+    aten = torch.ops.aten
+    of_n = aten.tanh_backward(1 - z, n)
+    of_z = aten.sigmoid_backward(before - n, z)
+    of_r = aten.sigmoid_backward(of_n * from_state, r)
+    errors = torch.cat([of_r, of_z, of_n * r], dim=1)
+    parts = errors.unflatten(1, (3, hidden))
+    for rows, earlier, _ in reversed(times.steps):
+        of_state = state_gradient[rows]
+        parts[rows].mul_(of_state[:, None])
+        if old := earlier.stop - earlier.start:
+            state_gradient[earlier].addmm_(errors[rows][:old], weight_hh).addcmul_(of_state[:old], z[rows][:old])
+    return torch.cat([errors[:, : 2 * hidden], of_n.mul_(state_gradient)], dim=1), errors
