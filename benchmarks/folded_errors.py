@@ -2,12 +2,12 @@
 
     python benchmarks/folded_errors.py
 
-An example's contribution to `g·y` for a query x is `gᵀ S x` with `S = Σ value ⊗ key` over its visits. Trains the digits
-network (64-100-10) by SGD for some epochs with a full memory, replaces S by summaries that a folded memory could hold, and
-compares contributions to the network's answers: the relative error over all examples, and how many of the true top 10 are
-found. `sums`: (Σ value) ⊗ (Σ key) / visits. `best r`: the best rank-r summary of S, which needs all visits at once.
-`running r`: the best rank-r summary of the one before plus the next visit, which is all that can be had while training
-runs. `numbers` is the size, relative to that of all visits.
+An example's contribution to `g·y` for a query x is `gᵀ S x` with `S = Σ value ⊗ key` over its visits. Trains the
+digits network (64-100-10) by SGD for some epochs with a full memory, replaces S by summaries that a folded memory could
+hold, and compares contributions to the network's answers: the relative error over all examples, and how many of the
+true top 10 are found. `sums`: (Σ value) ⊗ (Σ key) / visits. `best r`: the best rank-r summary of S, which needs all
+visits at once. `running r`: the best rank-r summary of the one before plus the next visit, which is all that can be had
+while training runs. `numbers` is the size, relative to that of all visits.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python benchmarks/folding.py training      # a language model with and without folding, in turns
     python benchmarks/folding.py query         # one query over the 2.09 million positions of WikiText-2
 
-`training`: two identical LSTMs train in turns, some steps each, one of them with `fold="example"`, so that whatever else
-the machine does hits both; the sizes are those of the laptop presets, the text is random (only its length matters). A
-folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the minute or more
-that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random ones), the top 20 of
-one query under each kernel, in turns with `sum` over the same mapped keys by the same number of threads. Prints
-medians of ratios. Run it on an otherwise idle machine.
+`training`: two identical LSTMs train in turns, some steps each, one of them with `fold="example"`, so that whatever
+else the machine does hits both; the sizes are those of the laptop presets, the text is random (only sizes matter).
+A folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the minute
+or more that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random ones),
+the top 20 of one query under each kernel, in turns with `sum` over the same mapped keys by the same number of threads.
+Prints medians of ratios. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _assert_finished(path: Path, full: sl.Memory) -> None:
 @pytest.mark.parametrize("start", [6, 12])
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, full, start):
     _run(0, start, tmp_path / "m")
-    model, weights = _run(start, STEPS, tmp_path / "m")
+    _, weights = _run(start, STEPS, tmp_path / "m")
     _assert_finished(tmp_path / "m", full)
     once, uninterrupted = _run(0, STEPS, tmp_path / "once")
     assert same(weights[-1], uninterrupted[-1])
@@ -111,7 +111,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path, full, sta
         assert ours == theirs, "the same sums, bit for bit, with the same columns"
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     pass
 
 
@@ -120,12 +120,12 @@ def _interrupted_at(path: Path, step: int) -> None:
         if at + 1 == 12:
             recorder.flush()
         if at + 1 == step:
-            raise Interrupted
+            raise InterruptedRunError
 
     model = network()
     optimizer = sgd(model, momentum=0.9)
     options: dict[str, Any] = {"dtype": "float64", "segment_bytes": 1000, "fold": "example"}
-    with pytest.raises(Interrupted), sl.record(model, optimizer, path, **options) as recorder:
+    with pytest.raises(InterruptedRunError), sl.record(model, optimizer, path, **options) as recorder:
         train(model, optimizer, STEPS, recorder, after_step=after)
 
 
@@ -172,9 +172,8 @@ def _all_the_time() -> None:
     folded_writer.SNAPSHOT_SECONDS, folded_writer.SNAPSHOT_SHARE = 0.0, 1e9
 
 
-def _record_until_killed(path: Path, start: int, begins: Any) -> None:
+def _record_until_killed(path: Path, start: int) -> None:
     _all_the_time()
-    begins.set()
     _run(start, STEPS, path)
     time.sleep(60)  # if the kill comes late, it still comes
 
@@ -207,11 +206,13 @@ def test_a_folded_run_killed_at_random_moments_is_readable_and_resumable(tmp_pat
     path, start, seen = tmp_path / "run.memory", 0, []
     context = processes()
     for kill in range(20):
-        begins = context.Event()
-        process = context.Process(target=_record_until_killed, args=(path, start, begins))
+        process = context.Process(target=_record_until_killed, args=(path, start))
         process.start()
-        assert begins.wait(60)
-        time.sleep(chance.choice([0.02, 0.1, 0.3, 0.5]) * chance.random())
+        # However slow the machine is: some snapshots after it began, and a little later.
+        wanted, deadline = start + chance.randint(0, 12), time.monotonic() + 60
+        while process.is_alive() and time.monotonic() < deadline and _newest(path) < min(wanted, STEPS):
+            time.sleep(0.002)
+        time.sleep(0.05 * chance.random())
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -222,7 +223,11 @@ def test_a_folded_run_killed_at_random_moments_is_readable_and_resumable(tmp_pat
             _run(start, STEPS, path)
             _assert_finished(path, full)
             path, start = tmp_path / f"run{kill}.memory", 0
-    assert any(0 < steps < STEPS for steps in seen), f"no kill came in the middle of a run: {seen}"
+    assert sum(0 < steps < STEPS for steps in seen) > 5, f"few kills came in the middle of a run: {seen}"
+
+
+def _newest(path: Path) -> int:
+    return _snapshots(path)[0] if (path / "memory.json").exists() else -1
 
 
 @pytest.mark.parametrize("start", [0, 12])
