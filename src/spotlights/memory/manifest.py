@@ -90,6 +90,15 @@ class LayerEntry:
         return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
 
     @property
+    def stretches(self) -> dict[str, slice]:
+        """Where the parts of a key lie in it; one that is one thing has one part, without a name."""
+        found, start = {}, 0
+        for name, size in (self.parts or {"": self.in_features}).items():
+            found[name] = slice(start, start + size)
+            start += size
+        return found
+
+    @property
     def matrix_shape(self) -> tuple[int, int]:
         """The shape that the weight has in the memory."""
         return self.out_features, self.in_features // self.groups
