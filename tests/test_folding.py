@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -263,6 +265,7 @@ REFUSED = {
     "a dual network": lambda memory, model, x: memory.dual(model)(x),
     "verify": lambda memory, model, x: memory.verify(model),
     "verify without files": lambda memory, model, x: memory.verify(files=False),
+    "the explorer": lambda memory, model, x: memory.explore(model, x, open_browser=False, port=0),
     "softmax": lambda memory, model, x: memory.attend(model, x, kernel="softmax")["2"].top(3),
 }
 
@@ -294,6 +297,30 @@ def test_verify_still_finds_damaged_files(tmp_path):
     file.write_bytes(content)
     with pytest.raises(sl.MemoryFormatError, match="has changed since it was written"):
         sl.open(tmp_path / "m").verify()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"by": "label"},
+        {"from_step": -1},
+        {"steps": 3},
+        {"steps": "many"},
+        {"earlier": {"steps": 1, "asked": True}},
+        {"earlier": {"steps": 1, "asked": True, "segments": [{"file": "../../secret"}]}},
+        {"colour": "red"},
+        7,
+    ],
+    ids=str,
+)
+def test_a_damaged_fold_entry_is_named(small, tmp_path, damage):
+    memory, _ = small
+    shutil.copytree(memory.path, tmp_path / "m")
+    manifest = json.loads((tmp_path / "m" / "memory.json").read_text())
+    manifest["fold"] = {**manifest["fold"], **damage} if isinstance(damage, dict) else damage
+    (tmp_path / "m" / "memory.json").write_text(json.dumps(manifest))
+    with pytest.raises(sl.MemoryFormatError, match="memory.json is damaged"):
+        sl.open(tmp_path / "m")
 
 
 # -- settings -----------------------------------------------------------------------------------------
