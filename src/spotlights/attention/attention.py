@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.by_input import by_matrix, group_products
 from spotlights.attention.forward import ForwardPass, Target
+from spotlights.attention.grouping import Grouping
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
 from spotlights.attention.products import Products
@@ -17,6 +19,7 @@ from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
+from spotlights.attention.unrolled import Unrolled
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
@@ -103,6 +106,10 @@ class Attention(Measure):
             exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 
+    def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
+        return self._forward.inputs_of(self.layer.name, target)
+
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
 
@@ -115,7 +122,7 @@ class Attention(Measure):
         """
         from spotlights.attention.influence import Influence
 
-        owners, inputs = self._forward.inputs_of(self.layer.name, target)
+        owners, inputs = self.owners(target)
         return Influence([self._influence_part(target, damping)], [owners], inputs=inputs)
 
     def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
@@ -180,13 +187,14 @@ class Contributions(Measure):
         directions: Float[Tensor, "queries out_features"],
         *,
         exact: bool,
+        unrolled: Unrolled | None = None,
     ) -> None:
         super().__init__(view, layer, queries)
         self.exact = exact
         self._directions = directions
         self._bias_queries = torch.ones(len(queries))
         """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
-        self._unrolled = view.unrolled(layer.name)
+        self._unrolled = unrolled or view.unrolled(layer.name)
 
     @property
     def note(self) -> str | None:
@@ -197,6 +205,17 @@ class Contributions(Measure):
 
     def values(self, chosen: slice) -> Values | SweptValues:
         return self._unrolled.contributions(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
+
+    def totals_by_input(
+        self, grouping: Grouping, owners: Int64[Tensor, "queries"], inputs: int
+    ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
+        """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper."""
+        queries, groups = len(self.queries), len(grouping)
+        if not by_matrix(self.layer, self._unrolled, queries=queries, inputs=inputs, groups=groups):
+            return None
+        parts = self._unrolled.group_parts(self.view.selection, grouping)
+        found = group_products(parts, self.queries, self._directions, self._bias_queries, owners, inputs=inputs)
+        return found, parts.counts
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:
@@ -256,7 +275,7 @@ class Spotlights(Mapping[str, Attention]):
 
         attentions = [each for each in self._attentions.values() if each.layer.entry.groups == 1]
         parts = [attention._influence_part(target, damping) for attention in attentions]
-        rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
+        rows = [attention.owners(target) for attention in attentions]
         return Influence(
             parts,
             [owners for owners, _ in rows],

@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.cell_sums import CellPartsReducer, CellSums, Groups
 from spotlights.attention.pairs import GroupedPairs, Pairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
@@ -38,6 +39,15 @@ class Parts:
         return linear_map(queries.double(), self.weight) + self.bias
 
 
+@dataclass(frozen=True)
+class GroupParts:
+    """What each of some groups of slots adds to a layer's weight and bias, in float64, and its number of slots."""
+
+    weights: Float[Tensor, "groups out_features in_group"]
+    biases: Float[Tensor, "groups out_features"]
+    counts: Int64[Tensor, "groups"]
+
+
 class Unrolled(ABC):
     """A layer as its initial part plus what its slots add."""
 
@@ -49,6 +59,10 @@ class Unrolled(ABC):
     @abstractmethod
     def parts(self, selection: Selection) -> Parts:
         """What some slots add to weight and bias."""
+
+    @abstractmethod
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        """The same for each group of them."""
 
     @abstractmethod
     def outputs(
@@ -90,6 +104,11 @@ class UnrolledNumbers(Unrolled):
         reducer = PartsReducer(entry.matrix_shape, self.weight, self.bias, groups=entry.groups)
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
         return Parts(reducer.weight, reducer.bias)
+
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        reducer = CellPartsReducer(self._layer, groups, self.weight, self.bias)
+        scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
+        return GroupParts(reducer.weights, reducer.biases, reducer.counts)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
@@ -161,6 +180,23 @@ class UnrolledMatrices(Unrolled):
         self._initial = self._initial or Parts(*self._sweep.initial_after_sweep())
         return Parts(weight, bias)
 
+    @torch.no_grad()
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        entry, sums = self._layer.entry, CellSums(self._layer)
+        weights = torch.zeros(len(groups), *entry.matrix_shape, dtype=torch.float64)
+        biases = torch.zeros(len(groups), entry.out_features, dtype=torch.float64)
+        counts = torch.zeros(len(groups), dtype=torch.int64)
+        for chunk in self._sweep.chunks(selection):
+            for step in chunk.steps:
+                if not len(step.block):
+                    continue
+                factor = torch.full((len(step.block),), step.factor, dtype=torch.float64)
+                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), factor, factor):
+                    weights[group] += act(self._sweep.weight.side, step.weight, of_weight)
+                    biases[group] += step.bias * of_bias
+                    counts[group] += count
+        return GroupParts(weights, biases, counts)
+
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
     ) -> Float[Tensor, "queries out_features"]:
@@ -227,6 +263,31 @@ _QUERIES_FOR_THREADS = 4
 
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     """Unrolls the first `until` steps of a layer's log."""
+    rule = _rule_of(reader)
+    return _numbers(reader, rule, layer, until) if rule.scalar else UnrolledMatrices(reader, rule, layer, until)
+
+
+def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> UnrolledNumbers:
+    """The same with P left out: every step as a plain gradient step of its learning rate.
+
+    Under SGD that is what the layer is made of. Under other rules it is not, and is of use where P cancels out:
+    what P makes larger as an example is learned, it makes larger as the others make up for its absence.
+    """
+    rule = _rule_of(reader)
+    if rule.scalar:
+        return _numbers(reader, rule, layer, until)
+    entry, log = reader.manifest.layers[layer], reader.log(layer)
+    shapes = {"weight": entry.matrix_shape, "bias": (entry.out_features,)}
+    per_step = {name: torch.zeros(until, dtype=torch.float64) for name in shapes}
+    for name in entry.trained:
+        steps = rule.read(log.rule[name][:until])
+        signed = [-step.lr * rule.linear(step, shapes[name]).sign if step.active else 0.0 for step in steps]
+        per_step[name] = torch.tensor(signed, dtype=torch.float64) * log.factor[:until]
+    nothing = Parts(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes.values()))
+    return UnrolledNumbers(reader.layer(layer), nothing, per_step["weight"], per_step["bias"])
+
+
+def _rule_of(reader: MemoryReader) -> UpdateRule:
     manifest = reader.manifest
     rule = rule_named(manifest.rule)
     if rule is None:
@@ -240,7 +301,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
             f"{reader.directory} was recorded with errors=False: it has keys only. Scores, top and totals "
             "work; contributions, weights, masks and verify need a memory with errors."
         )
-    return _numbers(reader, rule, layer, until) if rule.scalar else UnrolledMatrices(reader, rule, layer, until)
+    return rule
 
 
 def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers:
