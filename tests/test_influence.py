@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
 from spotlights.attention.per_input import PerInput
-from spotlights.attention.whitening import key_moments
 from spotlights.memory.moments import FILE
 
 

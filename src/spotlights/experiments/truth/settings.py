@@ -51,6 +51,8 @@ class Setting:
     """Of SGD."""
     batch: int = 64
     epochs: int = 50
+    dtype: str = "float32"
+    """How keys and errors are kept; float32 is exact here."""
 
 
 def _mnist_mlp() -> nn.Module:
