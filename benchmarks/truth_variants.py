@@ -23,23 +23,28 @@ import spotlights as sl
 from spotlights.attention.attention import Attention, Contributions
 from spotlights.attention.influence import DAMPING
 from spotlights.attention.per_input import PerInput
-from spotlights.attention.unrolled import unroll_plainly
+from spotlights.attention.scan import MAX_ROWS
+from spotlights.attention.unrolled import unroll, unroll_plainly
 from spotlights.attention.whitening import key_moments, whitened
 from spotlights.experiments.truth.ground_truth import halves, retrained
-from spotlights.experiments.truth.recorded import ask_about, in_order, margin_of, record
+from spotlights.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
 from spotlights.experiments.truth.scoring import lds, predictions, redrawn, score_of
-from spotlights.experiments.truth.settings import Data, prepare, setting_named
+from spotlights.experiments.truth.settings import Data, Setting, prepare, setting_named
 from spotlights.memory.selection import Everything
 
-DAMPINGS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+PLAIN = f"the plain rule, λ = {DAMPING:g}"
+DAMPINGS = (0.03, 0.1, 1.0, 3.0, 10.0)
 ERROR_DAMPINGS = (0.1, 1.0, 10.0)
 
 
 class Transformed(Contributions):
     """Contributions for queries, and a 1 of the bias, of one's own making."""
 
-    def __init__(self, attention: Attention, queries: Tensor, ones: Tensor, directions: Tensor) -> None:
-        steps = unroll_plainly(attention.view.reader, attention.layer.name, attention.view.until)
+    def __init__(
+        self, attention: Attention, queries: Tensor, ones: Tensor, directions: Tensor, *, preconditioned: bool
+    ) -> None:
+        unrolled = unroll if preconditioned else unroll_plainly
+        steps = unrolled(attention.view.reader, attention.layer.name, attention.view.until)
         super().__init__(attention.view, attention.layer, queries, directions, exact=False, unrolled=steps)
         self._bias_queries = ones
 
@@ -58,8 +63,12 @@ class Asked:
     def directions(self) -> Tensor:
         return self.attention._forward.directions(self.attention.layer.name, margin_of(self.data))
 
-    def totals(self, queries: Tensor, ones: Tensor, directions: Tensor) -> Tensor:
-        part = Transformed(self.attention, queries, ones, directions)
+    @property
+    def size(self) -> float:
+        return float(self.moment.diagonal()[:-1].mean())
+
+    def totals(self, queries: Tensor, ones: Tensor, directions: Tensor, *, preconditioned: bool = False) -> Tensor:
+        part = Transformed(self.attention, queries, ones, directions, preconditioned=preconditioned)
         owners, inputs = self.attention.owners(margin_of(self.data))
         return in_order(PerInput([part], [owners], inputs=inputs).totals("example"), self.data)
 
@@ -68,6 +77,11 @@ class Asked:
     def plain(self, damping: float = DAMPING) -> Tensor:
         queries, ones = whitened(self.attention.queries, self.moment, damping=damping, bias=True)
         return self.totals(queries, ones, self.directions())
+
+    def preconditioned(self) -> Tensor:
+        """Through what the optimizer really did: the contributions of whitened queries."""
+        queries, ones = whitened(self.attention.queries, self.moment, damping=DAMPING, bias=True)
+        return self.totals(queries, ones, self.directions(), preconditioned=True)
 
     def centred(self) -> Tensor:
         """Keys and queries without their mean, whitened by their covariance; the 1 of the bias by itself."""
@@ -84,7 +98,7 @@ class Asked:
         """The error's side of the curvature divided out as well."""
         size = self.attention.layer.entry.out_features
         moment = torch.zeros(size, size, dtype=torch.float64)
-        for block in self.attention.layer.blocks(Everything(), 32768):
+        for block in self.attention.layer.blocks(Everything(), MAX_ROWS):
             for rows in block.errors():
                 moment += (rows.rows.T @ rows.rows).double()
         moment /= moment.diagonal().mean()
@@ -94,61 +108,97 @@ class Asked:
         return self.totals(queries, ones, directions)
 
 
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """Everything that was tried; each layer's numbers are computed once and kept."""
+
+    setting: Setting
+    data: Data
+    recorded: Recorded
+    kept: Path
+
+    def all(self) -> dict[str, Callable[[], Tensor]]:
+        """How to compute each variant, by its name."""
+        layers, last = list(self.recorded.memory.layers), self.recorded.memory.steps
+        found: dict[str, Callable[[], Tensor]] = {PLAIN: lambda: sum(self.plain())}
+        for d in DAMPINGS:
+            found[f"λ = {d:g}"] = lambda d=d: sum(self.plain(d))
+        for index, layer in enumerate(layers):
+            found[f"{layer} alone"] = lambda index=index: self.plain()[index]
+        found["the first layer alone, λ = 1"] = lambda: self.plain(1.0)[0]
+        found["the first layer with λ = 1, the others with λ = 0.03 and weight 0.3"] = lambda: (
+            self.plain(1.0)[0] + 0.3 * sum(self.plain(0.03)[1:])
+        )
+        found["layers scaled to the same mean(diag C)"] = lambda: sum(
+            part * Asked(a, self.data).size for part, a in zip(self.plain(), self.spot().values(), strict=True)
+        )
+        found["layers scaled to the same norm"] = lambda: sum(part / part.norm() for part in self.plain())
+        found["centred keys"] = lambda: sum(self.every("centred", Asked.centred))
+        for d in ERROR_DAMPINGS:
+            found[f"errors whitened too, λ = {d:g}"] = lambda d=d: sum(
+                self.every(f"errors-{d:g}", lambda asked: asked.errors_too(d))
+            )
+        for first, end in ((0, last // 10), (0, last // 2), (last // 10, last), (last // 2, last)):
+            found[f"steps {first:,} to {end:,} of {last:,}"] = lambda first=first, end=end: self.steps(first, end)
+        for dtype in ("float16", "int8"):
+            found[f"stored as {dtype}"] = lambda dtype=dtype: self.stored_as(dtype)
+        if self.setting.optimizer != "sgd":
+            found["through the optimizer's preconditioner"] = lambda: sum(
+                self.every("preconditioned", Asked.preconditioned)
+            )
+        return found
+
+    def spot(self) -> sl.attention.Spotlights:
+        return ask_about(self.data, self.recorded)
+
+    def every(self, name: str, compute: Callable[[Asked], Tensor], memory: sl.Memory | None = None) -> list[Tensor]:
+        """Each layer's numbers."""
+        found = []
+        for layer in self.recorded.memory.layers:
+            path = self.kept / f"{name}-{layer}.npy"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                asked = (memory or self.recorded.memory).attend(self.recorded.model, self.data.test_inputs)[layer]
+                np.save(path, compute(Asked(asked, self.data)).float().numpy())
+            found.append(torch.from_numpy(np.load(path)))
+        return found
+
+    def plain(self, damping: float = DAMPING) -> list[Tensor]:
+        return self.every(f"damping-{damping:g}", lambda asked: asked.plain(damping))
+
+    def steps(self, first: int, end: int) -> Tensor:
+        return sum(self.every(f"steps-{first}-{end}", Asked.plain, self.recorded.memory.where(step=range(first, end))))
+
+    def stored_as(self, dtype: str) -> Tensor:
+        other = record(replace(self.setting, dtype=dtype), self.data, self.kept.parent / dtype)
+        return sum(self.every(f"stored-{dtype}", Asked.plain, other.memory))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("setting", help="mnist-mlp, fashion-mlp, …")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="as given to spotlights evaluate truth")
     parser.add_argument("--retrains", type=int, default=100, help="how many halves to compare with")
+    parser.add_argument("--tests", type=int, default=500, help="how many test images to ask about")
+    parser.add_argument("--only", nargs="*", default=[""], help="variants whose names contain one of these words")
     options = parser.parse_args()
     setting = setting_named(options.setting)
     data = prepare(setting)
     folder = options.out / setting.name
     recorded = record(setting, data, folder)
-    spot = ask_about(data, recorded)
+    truth = retrained(folder, setting, data, kind="fresh", count=options.retrains)[:, : options.tests]
+    data = replace(data, test_inputs=data.test_inputs[: options.tests], test_labels=data.test_labels[: options.tests])
+    kept = folder / "variants" / str(len(data.test_labels))
+    variants = Variants(setting, data, recorded, kept).all()
 
-    def kept(name: str, compute: Callable[[], Tensor]) -> Tensor:
-        path = folder / "variants" / f"{name}.npy"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, compute().float().numpy())
-            print(f"computed {name}", flush=True)
-        return torch.from_numpy(np.load(path))
-
-    def every(name: str, compute: Callable[[Asked], Tensor], asked: sl.attention.Spotlights = spot) -> list[Tensor]:
-        return [kept(f"{name}-{layer}", lambda a=a: compute(Asked(a, data))) for layer, a in asked.items()]
-
-    def steps(first: int, end: int) -> Tensor:
-        view = recorded.memory.where(step=range(first, end)).attend(recorded.model, data.test_inputs)
-        return sum(every(f"steps-{first}-{end}", Asked.plain, view))
-
-    def stored_as(dtype: str) -> Tensor:
-        other = record(replace(setting, dtype=dtype), data, folder / "variants" / dtype)
-        return sum(every(f"stored-{dtype}", Asked.plain, other.memory.attend(recorded.model, data.test_inputs)))
-
-    by_damping = {d: every(f"damping-{d:g}", lambda asked, d=d: asked.plain(d)) for d in DAMPINGS}
-    plain, last = by_damping[DAMPING], recorded.memory.steps
-    sizes = [float(Asked(a, data).moment.diagonal()[:-1].mean()) for a in spot.values()]
-    variants = {f"λ = {d:g}": sum(parts) for d, parts in by_damping.items() if d != DAMPING}
-    variants |= {f"{layer} alone": part for layer, part in zip(spot, plain, strict=True)}
-    variants["the first layer alone, λ = 1"] = by_damping[1.0][0]
-    small = [0.3 * part for part in by_damping[0.03][1:]]
-    variants["the first layer with λ = 1, the others with λ = 0.03 and weight 0.3"] = sum(small, by_damping[1.0][0])
-    variants["layers scaled to the same mean(diag C)"] = sum(p * s for p, s in zip(plain, sizes, strict=True))
-    variants["layers scaled to the same norm"] = sum(part / part.norm() for part in plain)
-    variants["centred keys"] = sum(every("centred", Asked.centred))
-    for d in ERROR_DAMPINGS:
-        variants[f"errors whitened too, λ = {d:g}"] = sum(every(f"errors-{d:g}", lambda a, d=d: a.errors_too(d)))
-    for first, end in ((0, last // 10), (0, last // 2), (last // 10, last), (last // 2, last)):
-        variants[f"steps {first:,} to {end:,} of {last:,}"] = steps(first, end)
-    for dtype in ("float16", "int8"):
-        variants[f"stored as {dtype}"] = stored_as(dtype)
-
-    truth = retrained(folder, setting, data, kind="fresh", count=options.retrains)
     members = halves(options.retrains, len(data))
     tests, subsets = truth.shape[1] // 2, len(truth) // 2
-    rule = redrawn(predictions(sum(plain), members), truth)
+    rule = redrawn(predictions(variants[PLAIN](), members), truth)
     print("variant; for choosing; held out; more than the plain rule, paired")
-    for name, scores in {f"the plain rule, λ = {DAMPING:g}": sum(plain), **variants}.items():
+    for name, compute in variants.items():
+        if name != PLAIN and not any(word in name for word in options.only):
+            continue
+        scores = compute()
         chosen = lds(scores[:tests], members[:subsets], truth[:subsets, :tests], draws=2).mean
         rest = lds(scores[tests:], members[subsets:], truth[subsets:, tests:], draws=2).mean
         more = score_of(redrawn(predictions(scores, members), truth) - rule)
