@@ -296,7 +296,7 @@ def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> UnrolledNumb
         return numbers
     entry, log = reader.manifest.layers[layer], reader.log(layer)
     shapes = {name: (entry.out_features, at.stop - at.start) for name, at in entry.weight_columns.items()}
-    shapes |= {name: (entry.out_features,) for name in entry.bias_names}
+    shapes |= dict.fromkeys(entry.bias_names, (entry.out_features,))
     per_step = {name: torch.zeros(until, dtype=torch.float64) for name in shapes}
     for name in entry.trained:
         steps = rule.read(log.rule[name][:until])
