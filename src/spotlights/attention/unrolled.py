@@ -294,7 +294,7 @@ def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> UnrolledNumb
     rule = _rule_of(reader)
     if rule.scalar and (numbers := _numbers(reader, rule, layer, until)) is not None:
         return numbers
-    entry, log = reader.manifest.layers[layer], reader.log(layer)
+    entry, log = reader.layer(layer).entry, reader.log(layer)
     shapes = {name: (entry.out_features, at.stop - at.start) for name, at in entry.weight_columns.items()}
     shapes |= dict.fromkeys(entry.bias_names, (entry.out_features,))
     per_step = {name: torch.zeros(until, dtype=torch.float64) for name in shapes}
@@ -334,7 +334,7 @@ def _rule_of(reader: MemoryReader) -> UpdateRule:
 
 def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers | None:
     """None where the weights that make up the matrix were not treated alike: a step's factor is then no number."""
-    entry, log = reader.manifest.layers[layer], reader.log(layer)
+    entry, log = reader.layer(layer).entry, reader.log(layer)
     per_step, initial = {}, {}
     for name in (*entry.weight_columns, *entry.bias_names):
         value = reader.initial[f"{layer}/{name}"].double()
