@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import spotlights as sl
 import training
 from demos import small_demo
+from spotlights.attention.whitening import key_moments
 from spotlights.web.explorer import Explorer
 from spotlights.web.runs import subject_of
 from spotlights.web.server import build_app
@@ -26,9 +27,10 @@ VERSE = "the wolf and the lamb. the fox and the crow. the ant and the dove. the 
 
 
 def prepared(subject: Subject) -> Explorer:
-    """An explorer whose masks and verdict are there already."""
+    """An explorer whose masks and verdict, and what influence needs, are there already."""
     explorer = Explorer(subject, prepare=False)
     explorer._finish(explorer.opened)
+    key_moments(explorer.opened.memory._view.reader)
     return explorer
 
 

@@ -454,7 +454,7 @@ def test_unknown_names_are_refused_with_a_list_of_what_there_is():
                 lambda column: spots["0"].top(3, per=column)):  # fmt: skip
         with pytest.raises(sl.UnknownNameError, match=r'No column "colour".*example, label'):
             ask("colour")
-    with pytest.raises(sl.SettingError, match=r"'rbf'.*dot, cosine, softmax"):
+    with pytest.raises(sl.SettingError, match=r"'rbf'.*dot, cosine, cosine-parts, softmax"):
         run.memory.attend(run.model, run.queries, kernel="rbf")
 
 

@@ -13,6 +13,8 @@ import torch
 import spotlights as sl
 import training
 from explorers import client, digits, exact_run, first, get, prepared, speller
+from spotlights.memory import moments
+from spotlights.web.explorer import Explorer
 from spotlights.web.subject import Drawing, own_subject
 
 
@@ -78,6 +80,19 @@ def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estim
     over_time = get("time", **asked)["totals"]
     whole = opened.memory.attend(opened.model, inputs).influence(3).total()
     assert sum(over_time) == pytest.approx(float(whole), rel=1e-3)
+
+
+def test_influence_that_must_be_prepared_says_how_far_it_is_and_holds_up_nobody(monkeypatch):
+    fresh = Explorer(digits().subject, prepare=False)
+    (fresh.opened.memory.path / moments.FILE).unlink(missing_ok=True)
+    monkeypatch.setattr("spotlights.web.explorer.PATIENCE", 0.05)
+    asked = {"q": f"test:{first()}", "measure": "influence", "target": 3, "top": 5}
+    with fresh.scanning:  # somebody else's scan
+        assert get("layer", fresh, code=202, **asked) == {"progress": 0.0}
+        assert get("status", fresh)["steps"] == fresh.opened.memory.steps
+    assert fresh.opened.moments is not None
+    fresh.opened.moments.thread.join()
+    assert get("layer", fresh, **asked)["top"] == get("layer", **asked)["top"]
 
 
 def test_influence_on_a_token_adds_up_all_rows_of_the_text():

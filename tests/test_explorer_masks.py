@@ -64,7 +64,7 @@ def test_masks_that_are_not_ready_say_how_far_they_are():
         found = get("mask", code=202, q=f"test:{first()}", mask="label:1")
     finally:
         explorer.opened.masks.progress = 1.0
-    assert found == {"ready": False, "progress": 0.25}
+    assert found == {"progress": 0.25}
 
 
 def test_the_test_inputs_that_a_mask_changes_most_are_named():

@@ -176,7 +176,7 @@ class Memory:
                 layer.distinct_keys,
                 layer.entry.trained,
                 layer.entry.storage,
-                len(_large(reader.log(name).residual, layer.entry)),
+                0 if layer.folded else len(_large(reader.log(name).residual, layer.entry)),
             )
             for name, layer in reader.layers.items()
         }
@@ -219,6 +219,8 @@ class Memory:
         """The network as it was after `step` optimizer steps; `as_of(0)` is the initial one."""
         if not 0 <= step <= self.steps:
             raise SettingError(f"as_of({step}): this view has steps 0 to {self.steps}.")
+        if step != self.steps:
+            self._view.reader.need_visits("what came before a step and what after", "Ask about the whole of it")
         view = self._view
         return Memory(View(view.reader, _as_of(view.selection, step, view.reader), step))
 
@@ -258,22 +260,28 @@ class Memory:
 
     # -- questions -----------------------------------------------------------------------------
 
-    def attend(self, model: nn.Module, inputs: Any, *, kernel: str = "dot") -> Spotlights:
+    def attend(self, model: nn.Module, inputs: Any, *, kernel: str = "dot", part: str | None = None) -> Spotlights:
         """Runs the model once on the inputs; gives each layer's attention over the slots of this view.
 
         Args:
             model: the trained network. It is run in eval mode and left as it was.
             inputs: a batch (a tensor), or a tuple or dict of the model's arguments.
-            kernel: "dot" is what the network computes; "cosine" and "softmax" are for looking.
+            kernel: "dot" is what the network computes; the others are for looking. "cosine" takes no account of how
+                large a key is, "cosine-parts" adds up the cosines of the parts of a key that is put together of several
+                (`[x; h]` of a recurrent layer), "softmax" is that of transformers.
+            part: of such a key, one part alone ("h"), under any kernel; layers without that part are left out.
         """
         if kernel not in KERNELS:
             raise SettingError(f"Unknown kernel {kernel!r}. There are: {', '.join(KERNELS)}.")
         reader = self._view.reader
+        parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
+        if part is not None and not any(part in of_layer for of_layer in parts.values()):
+            raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
         forward = ForwardPass(model, inputs, reader.manifest.layers)
         attentions = {
-            name: Attention(self._view, layer, forward, kernel)
+            name: Attention(self._view, layer, forward, kernel, part=part)
             for name, layer in reader.layers.items()
-            if forward.calls[name].queries
+            if forward.calls[name].queries and (part is None or part in layer.entry.parts)
         }
         return Spotlights(attentions, forward.output)
 
@@ -356,6 +364,8 @@ class Memory:
         """
         reader = self._view.reader
         with _damage_named(reader):
+            if reader.manifest.fold is not None:
+                self._refuse_to_verify(files)
             replayed = self._replayed(optimizer) if is_replayed(reader) else None
             for layer in reader.layers if replayed is None else ():
                 self._view.unrolled(layer)  # refuses before the long part, if it must
@@ -369,6 +379,18 @@ class Memory:
             return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
         rule = rule_named(reader.manifest.rule)
         return Verification(checks, damaged, None if rule is None else rule.note)
+
+    def _refuse_to_verify(self, files: bool) -> None:
+        reader = self._view.reader
+        damaged = reader.damaged() if files else []
+        if damaged:
+            raise MemoryFormatError(" ".join(damaged))
+        reader.need_visits(
+            "the errors that the weights could be verified by",
+            "Its files are what was written: ask for scores, top or totals"
+            if files
+            else "Ask for scores, top or totals",
+        )
 
     def _replayed(self, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
         view = self._view
@@ -469,6 +491,7 @@ class MemoryInfo(Printable):
             "slots": len(self._memory),
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,
+            "folded": None if manifest.fold is None else f"by {manifest.fold.by} over {manifest.fold.span}",
             "exact": rule_named(manifest.rule) is not None and manifest.errors,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
@@ -494,6 +517,8 @@ class MemoryInfo(Printable):
             f"{known['status']} · {known['steps']:,} steps of {known['optimizer']} ({exact}) · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
+        if known["folded"]:
+            note += f"\nfolded {known['folded']}: a slot is the sum of its visits' keys"
         covered, trained = known["recorded parameters"], known["trained parameters"]
         if trained:
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
+from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from spotlights.attention.influence import Influence, LayerInfluence
 
-KERNELS = ("dot", "cosine", "softmax")
+KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
 
 
 class Attention(Measure):
@@ -35,10 +37,19 @@ class Attention(Measure):
     what = "score"
 
     def __init__(
-        self, view: View, layer: LayerReader, forward: ForwardPass, kernel: str, chosen: slice = slice(None)
+        self,
+        view: View,
+        layer: LayerReader,
+        forward: ForwardPass,
+        kernel: str,
+        *,
+        part: str | None = None,
+        chosen: slice = slice(None),
     ) -> None:
         super().__init__(view, layer, forward.calls[layer.name].rows.cpu()[chosen])
         self.kernel = kernel
+        self.part = part
+        self.stretches = looked_at(layer.entry, kernel, part)
         self._forward = forward
         self._chosen = chosen
 
@@ -47,20 +58,21 @@ class Attention(Measure):
         if not 0 <= query < len(self.queries):
             raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
         first = (self._chosen.start or 0) + query
-        return Attention(self.view, self.layer, self._forward, self.kernel, slice(first, first + 1))
+        chosen = slice(first, first + 1)
+        return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen)
 
     @property
     def note(self) -> str | None:
         notes = [super().note]
         if self.kernel != "dot":
             notes.append(f'kernel "{self.kernel}": for looking; contributions use the plain product')
+        if self.part is not None:
+            notes.append(f'the part "{self.part}" of the keys alone')
         return "; ".join(note for note in notes if note) or None
 
     def values(self, chosen: slice) -> Values:
         queries = self.queries[chosen]
-        if self.kernel == "cosine":
-            return Products(self.layer, queries, cosine=True)
-        products = Products(self.layer, queries)
+        products = Products(self.layer, queries, parts=self.stretches, cosine=self.kernel.startswith("cosine"))
         return _softmax(self, products, queries) if self.kernel == "softmax" else products
 
     def scores(self) -> Float[Tensor, "queries slots"]:
@@ -69,7 +81,8 @@ class Attention(Measure):
 
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
-        if self.kernel == "dot":
+        question.check(self)
+        if self.kernel == "dot" and self.part is None:
             quick = quick_totals(
                 self.layer,
                 self.view.selection,
@@ -90,10 +103,7 @@ class Attention(Measure):
             target: a class (the logit of that class), one class for each input, or a function of the model's
                 output that gives one number for each input.
         """
-        if self.kernel != "dot":
-            raise UnsupportedError(
-                f'Contributions are exact for the plain product only, not for kernel="{self.kernel}".'
-            )
+        self._need_plain("Contributions are")
         directions = self._forward.directions(self.layer.name, target)
         return Contributions(
             self.view,
@@ -121,8 +131,7 @@ class Attention(Measure):
     def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
         from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
 
-        if self.kernel != "dot":
-            raise UnsupportedError(f'Influence is about the plain product, not about kernel="{self.kernel}".')
+        self._need_plain("Influence is")
         if self.layer.entry.groups > 1:
             raise UnsupportedError(
                 f'Layer "{self.layer.name}" maps {self.layer.entry.groups} parts of its keys apart from each other: '
@@ -136,6 +145,12 @@ class Attention(Measure):
             damping=DAMPING if damping is None else damping,
         )
 
+    def _need_plain(self, what: str) -> None:
+        if self.kernel != "dot":
+            raise UnsupportedError(f'{what} about the plain product, not about kernel="{self.kernel}".')
+        if self.part is not None:
+            raise UnsupportedError(f'{what} about the whole key, not about part="{self.part}" of it.')
+
     def plot(self, query: int = 0, **options: Any) -> Figure:
         """The top 500 scores per label and their totals, side by side."""
         from spotlights import figures
@@ -146,9 +161,21 @@ class Attention(Measure):
         return f"Attention({self.layer.name}: {len(self.queries)} queries over {self.layer.slots:,} slots)"
 
 
+def looked_at(entry: LayerEntry, kernel: str, part: str | None) -> list[slice]:
+    """Which stretches of its keys a kernel looks at, each by itself."""
+    ends = accumulate(entry.parts.values())
+    stretches = {name: slice(end - size, end) for (name, size), end in zip(entry.parts.items(), ends, strict=True)}
+    if part is not None:
+        return [stretches[part]]
+    if kernel == "cosine-parts" and stretches:
+        return list(stretches.values())
+    return [slice(0, entry.in_features)]
+
+
 def _softmax(measure: Attention, products: Products, queries: Tensor) -> Values:
     """Normalises over all slots of the view: one scan to find what to divide by."""
-    scale = queries.shape[1] ** -0.5
+    measure.view.reader.need_visits("the score of each visit, which a softmax takes one by one", "Use another kernel")
+    scale = sum(part.stop - part.start for part in measure.stretches) ** -0.5
 
     def scaled(block: Block) -> Tensor:
         return products(block).mul_(scale)
@@ -254,15 +281,21 @@ class Spotlights(Mapping[str, Attention]):
         """
         from spotlights.attention.influence import Influence
 
-        attentions = [each for each in self._attentions.values() if each.layer.entry.groups == 1]
+        estimated, left_out = self.influence_layers()
+        attentions = [self._attentions[name] for name in estimated]
         parts = [attention._influence_part(target, damping) for attention in attentions]
         rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
         return Influence(
             parts,
             [owners for owners, _ in rows],
             inputs=max((count for _, count in rows), default=0),
-            left_out=[name for name, each in self._attentions.items() if each.layer.entry.groups > 1],
+            left_out=left_out,
         )
+
+    def influence_layers(self) -> tuple[list[str], list[str]]:
+        """The layers through which influence is estimated, and those which it leaves out."""
+        apart = [name for name, each in self._attentions.items() if each.layer.entry.groups > 1]
+        return [name for name in self._attentions if name not in apart], apart
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:
         """Answers several questions about all layers in one scan."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import SettingError
-from spotlights.memory.columns import MISSING_INT, MISSING_STRING
+from spotlights.memory.columns import MISSING_INT, MISSING_STRING, VISITS
 from spotlights.memory.reader import Block, LayerReader
 
 
@@ -62,6 +62,13 @@ class Grouping:
         if self.kind == "float":  # among NaN, which stands for a missing value, only numpy finds its way
             return torch.from_numpy(np.searchsorted(self._values.numpy(), column.numpy()))
         return torch.searchsorted(self._values, column)
+
+    def counts(self, block: Block) -> Int64[Tensor, "groups"]:
+        """How many slots of the block each group has; in a folded memory, how many visits were added up in them."""
+        codes = self.codes(block)
+        if not block.layer.folded:
+            return torch.bincount(codes, minlength=len(self))
+        return torch.bincount(codes, block.column(VISITS).double(), minlength=len(self)).long()
 
     def members(self, block: Block) -> list[Int64[Tensor, "rows"]]:
         """For each group its rows of the block, in order."""

@@ -42,6 +42,7 @@ class LayerInfluence(Contributions):
         *,
         damping: float,
     ) -> None:
+        view.unrolled(layer.name)  # refuses before the long part, if it must
         moment = key_moments(view.reader)[layer.name]
         keys, ones = whitened(queries, moment, damping=damping, bias="bias" in layer.entry.trained)
         super().__init__(view, layer, keys, directions, exact=False)

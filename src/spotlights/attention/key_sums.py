@@ -59,7 +59,7 @@ class KeySumsReducer(Reducer):
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         codes = self._grouping.codes(block)
-        self.counts += torch.bincount(codes, minlength=len(self.counts))
+        self.counts += self._grouping.counts(block)
         for keys in block.keys():  # noqa: SIM118
             rows = keys.rows
             members = rows.new_zeros(len(self.counts), len(rows))

@@ -59,6 +59,9 @@ class AskMeans(Question):
     column: str
 
     def reducer(self, measure: Measure, queries: int) -> Reducer:
+        measure.view.reader.need_visits(
+            "the score of each visit, whose mean and spread are asked for", "Ask for totals"
+        )
         return MeansReducer(queries, measure.grouping(self.column))
 
     def answer(self, measure: Measure, parts: list[Any]) -> Means:

@@ -20,6 +20,7 @@ from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.unrolled import Unrolled, unroll
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, TooLargeError
+from spotlights.memory.columns import VISITS
 from spotlights.memory.reader import LayerReader, MemoryReader
 from spotlights.memory.selection import Selection
 
@@ -57,10 +58,13 @@ class Measure(ABC):
     @property
     def note(self) -> str | None:
         """What a reader of the numbers must know."""
-        storage = self.layer.storage
+        notes = []
+        fold, storage = self.view.reader.manifest.fold, self.layer.storage
+        if fold is not None:
+            notes.append(f"folded: a slot is an example, its {self.what} the sum over its visits in {fold.span}")
         if storage.name in ("float16", "int8"):
-            return f"keys and errors were stored as {storage.name}: values are approximate"
-        return None
+            notes.append(f"keys and errors were stored as {storage.name}: values are approximate")
+        return "; ".join(notes) or None
 
     @abstractmethod
     def values(self, chosen: slice) -> Values | SweptValues:
@@ -190,9 +194,9 @@ def top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
     counts = totals.counts[where]
     flat = [totals.groups[index] for index in where.reshape(-1).tolist()]
     visits = nested(counts.reshape(-1).tolist(), slots.shape)
-    columns = {totals.column: nested(flat, slots.shape), "visits": visits}
+    columns = {totals.column: nested(flat, slots.shape), VISITS: visits}
     for name in measure.column_names:
-        agreed = seen_in_view.agreed(name) if name not in (totals.column, "step") else []
+        agreed = seen_in_view.agreed(name) if name not in (totals.column, "step", VISITS) else []
         if any(value is not None for value in agreed):
             columns[name] = nested(agreed, slots.shape)
     return Top(

@@ -82,11 +82,19 @@ class AskTotals(Question):
     bins: int | None = None
 
     def reducer(self, measure: Measure, queries: int) -> Reducer:
+        self.check(measure)
         grouping = measure.grouping(self.column, self.bins)
         return TotalsReducer(queries, grouping, absolute=self.absolute)
 
     def answer(self, measure: Measure, parts: list[Any]) -> Totals:
         return self.totals(measure, torch.cat([part.sums for part, _ in parts]), parts[0][0].counts)
+
+    def check(self, measure: Measure) -> None:
+        """Refuses what a folded memory cannot answer."""
+        if self.absolute:
+            measure.view.reader.need_visits(
+                "the size of each visit's score, which a sum of |score| adds up", "Ask for plain totals"
+            )
 
     def totals(self, measure: Measure, sums: Tensor, counts: Tensor) -> Totals:
         return Totals(

@@ -134,7 +134,7 @@ class TotalsReducer(Reducer):
         codes = self._grouping.codes(block)
         if self._absolute:
             values = values.abs()
-        self.counts += torch.bincount(codes, minlength=len(self.counts))
+        self.counts += self._grouping.counts(block)
         if len(values) > 1 and len(self.counts) <= _FEW_GROUPS:
             members = values.new_zeros(len(codes), len(self.counts))
             members.scatter_(1, codes[:, None], 1.0)

@@ -243,6 +243,10 @@ _QUERIES_FOR_THREADS = 4
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     """Unrolls the first `until` steps of a layer's log."""
     manifest = reader.manifest
+    reader.need_visits(
+        "the error of each visit, which contributions, influence, weights and dual networks are made of",
+        "Ask for scores, top or totals",
+    )
     rule = rule_named(manifest.rule)
     if rule is None:
         raise UnsupportedError(

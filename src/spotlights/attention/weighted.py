@@ -24,6 +24,7 @@ class WeightedScores(Measure):
             raise UnsupportedError(
                 f'Weighted scores are about the plain product, not about kernel="{attention.kernel}".'
             )
+        attention.view.reader.need_visits("the error of each visit to weight by", "Ask for plain scores")
         if not attention.view.reader.manifest.errors:
             raise UnsupportedError(
                 f"{attention.view.reader.directory} was recorded with errors=False: there is nothing to weight by."

@@ -7,6 +7,9 @@ curvature is all it takes. The score `k·q` becomes `k·q̃`, so that whatever s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,31 +19,51 @@ from spotlights.attention.scan import Job, scan
 from spotlights.errors import SettingError
 from spotlights.memory.moments import Moments, load_moments, save_moments
 from spotlights.memory.reader import Block, LayerReader, MemoryReader
-from spotlights.memory.selection import Between, Everything, Selection
+from spotlights.memory.selection import Between
 
+STRETCHES = 48
+"""Of training, into which the scan for the moments is divided at most: somebody else may ask between two of them."""
 _NO_VALUES = torch.empty(0, 0)
 
 
-def key_moments(reader: MemoryReader) -> Moments:
-    """The moments of all layers' keys, over the whole memory: as kept with it, or from one scan of what is new."""
+def key_moments(
+    reader: MemoryReader,
+    *,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    progress: Callable[[float], object] = lambda share: None,
+) -> Moments:
+    """The moments of all layers' keys, over the whole memory: as kept with it, or from one scan of what is new.
+
+    Args:
+        reader: of the memory.
+        turn: what to hold while a stretch of training is looked through.
+        progress: is told the share that is done.
+    """
     if not reader.moments:
         held, covered = load_moments(reader.directory, reader.manifest)
         segments = reader.manifest.segments
         if covered < len(segments) or not held:
-            selection: Selection = Everything()
-            if held:
-                selection = Between("step", range(segments[covered].first_step, reader.manifest.steps))
-            fresh = _scanned(reader, selection)
+            steps = range(segments[covered].first_step if held else 0, reader.manifest.steps)
+            fresh = _scanned(reader, steps, turn, progress)
             held = {name: moment + held[name] if name in held else moment for name, moment in fresh.items()}
             save_moments(reader.directory, reader.manifest, held)
         reader.moments = dict(held)
     return reader.moments
 
 
-def _scanned(reader: MemoryReader, selection: Selection) -> dict[str, Tensor]:
+def _scanned(
+    reader: MemoryReader,
+    steps: range,
+    turn: Callable[[], AbstractContextManager[object]],
+    progress: Callable[[float], object],
+) -> dict[str, Tensor]:
     reducers = {name: MomentsReducer(layer) for name, layer in reader.layers.items()}
-    layers = reader.layers
-    scan([Job(layers[name], selection, 0, lambda block: _NO_VALUES, [each]) for name, each in reducers.items()])
+    stretch = max(1, -(-len(steps) // STRETCHES))
+    for first in range(0, len(steps), stretch):
+        some = Between("step", steps[first : first + stretch])
+        with turn():
+            scan([Job(reader.layers[name], some, 0, lambda block: _NO_VALUES, [r]) for name, r in reducers.items()])
+        progress((first + stretch) / (len(steps) + stretch))
     return {name: reducer.result() for name, reducer in reducers.items()}
 
 

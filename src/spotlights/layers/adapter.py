@@ -60,6 +60,8 @@ class LinearMap:
     """The weight is kept as `(in_features, out_features)`."""
     as_matrix: Callable[[Tensor], Tensor] = lambda weight: weight
     """A weight, or its gradient, as a matrix; a view where that is possible."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """What a key is put together of, in order, with the sizes (`{"x": 64, "h": 256}`); empty if it is one thing."""
 
     @property
     def parameters(self) -> dict[str, Part]:
@@ -171,6 +173,7 @@ class LayerAdapter(ModuleAdapter):
                 groups=self.groups(module),
                 transposed=self.transposed,
                 as_matrix=self.matrix,
+                parts=self.parts(module),
             )
         }
 
@@ -191,6 +194,10 @@ class LayerAdapter(ModuleAdapter):
     def groups(self, module: nn.Module) -> int:
         """How many parts of the key are mapped apart from each other."""
         return 1
+
+    def parts(self, module: nn.Module) -> dict[str, int]:
+        """What a key is put together of, in order, with the sizes (`{"x": 64, "h": 256}`); empty if it is one thing."""
+        return {}
 
     # -- a call ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import SettingError, ShapeMismatchError
@@ -20,15 +20,30 @@ from spotlights.memory.manifest import ColumnEntry
 
 MISSING_INT = torch.iinfo(torch.int64).min
 MISSING_STRING = -1
-RESERVED = ("step", "position", "slot", "score", "contribution", "influence", "rank", "query", "total")
+VISITS, FIRST_STEP, LAST_STEP = "visits", "first_step", "last_step"
+"""What a folded memory knows of a slot's visits."""
+RESERVED = (
+    *("step", "position", "slot", "score", "contribution", "influence", "rank", "query", "total"),
+    *(VISITS, FIRST_STEP, LAST_STEP),
+)
+MAX_POSITIONS, MAX_EXAMPLE = 1 << 20, 1 << 42
+"""In a folded memory, where a slot is an example *and* a position, the two are put together to one number."""
 
-_DTYPES = {"int": torch.int64, "float": torch.float64, "string": torch.int64}
-_MISSING: dict[str, float] = {"int": MISSING_INT, "float": float("nan"), "string": MISSING_STRING}
+_MISSING: dict[str, np.generic] = {
+    "int": np.int64(MISSING_INT),
+    "float": np.float64("nan"),
+    "string": np.int64(MISSING_STRING),
+}
 
 
 def missing(kind: str, rows: int) -> Shaped[Tensor, "rows"]:
     """Rows for which a column of this kind was not given."""
-    return torch.full((rows,), _MISSING[kind], dtype=_DTYPES[kind])
+    return torch.from_numpy(np.full(rows, _MISSING[kind]))
+
+
+def is_missing(kind: str, values: Shaped[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
+    """Where a column of this kind was not given."""
+    return np.isnan(values) if kind == "float" else values == _MISSING[kind]
 
 
 class ColumnTable:
@@ -128,26 +143,55 @@ def spread(
 class Batch:
     """The columns of one batch, spread over the rows of any layer when asked."""
 
-    def __init__(self, columns: Mapping[str, Shaped[np.ndarray, "..."]] | None = None) -> None:
+    def __init__(self, columns: Mapping[str, Shaped[np.ndarray, "..."]] | None = None, *, fold: bool = False) -> None:
         self._columns = columns or {}
+        self._fold = fold
         self._spread: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
     def rows(self, lead: Sequence[int], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
         """The columns for a layer whose input has the leading shape `lead`."""
         lead = tuple(lead)
         if lead not in self._spread:
-            folded = self._folded(lead)
+            shaped = self._unflattened(lead)
             found = {
-                name: spread(name, c, lead if c.shape == lead else folded, layer) for name, c in self._columns.items()
+                name: spread(name, c, lead if c.shape == lead else shaped, layer) for name, c in self._columns.items()
             }
             matched = {name: rows for name, rows in found.items() if rows is not None}
-            at = positions(self._columns, folded)
+            at = positions(self._columns, shaped)
             if at is not None:
                 matched["position"] = at
-            self._spread[lead] = matched
+            self._spread[lead] = self._identified(matched, layer) if self._fold else matched
         return self._spread[lead]
 
-    def _folded(self, lead: tuple[int, ...]) -> tuple[int, ...]:
+    def _identified(self, columns: dict[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
+        """Columns whose `example`, with `position` if it is there, say which slot of a folded memory a row is of."""
+        ids = self._columns.get("example")
+        if ids is None or ids.dtype.kind == "f":
+            raise SettingError(
+                'fold="example" adds up the visits of each example. Call recorder.batch(example=ids) before the '
+                "forward pass, with whole numbers or strings."
+            )
+        if "example" not in columns:
+            raise SettingError(
+                f'Layer "{layer}" has one row for each sequence, but examples were given for each position, with shape '
+                f"{ids.shape}: its visits cannot be told apart. Give one example for each sequence, or leave the layer "
+                "out (layers=…)."
+            )
+        rows = columns["example"]
+        if ids.ndim == 2:  # each position is an example of its own; it may have several rows in turn
+            inner = len(rows) // max(ids.size, 1)
+            columns.pop("position", None)
+            if inner > 1:
+                columns["position"] = np.tile(np.arange(inner), ids.size)
+        at = columns.get("position")
+        if at is not None and len(at) and (at.max() >= MAX_POSITIONS or np.abs(rows).max() >= MAX_EXAMPLE):
+            raise SettingError(
+                f'Layer "{layer}" has several rows for each example. Folding them needs examples below {MAX_EXAMPLE:,} '
+                f"and at most {MAX_POSITIONS:,} positions."
+            )
+        return columns
+
+    def _unflattened(self, lead: tuple[int, ...]) -> tuple[int, ...]:
         """Rows flattened to (B·L,) are (B, L) again where a column tells B and L."""
         flat = (c.shape for c in self._columns.values() if c.ndim == 2 and lead == (c.size,))
         return next(flat, lead)

@@ -49,6 +49,8 @@ class LayerEntry:
     """The weight's own shape, where that is not `matrix_shape`."""
     transposed: bool = False
     """The weight's own first dimension is that of the inputs."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """What a key is put together of, in order, with the sizes: `{"x": 64, "h": 256}`. Empty if it is one thing."""
     map: str = ""
     """Which of several linear maps in its module this is."""
     weights: dict[str, int] = field(default_factory=dict)
@@ -110,6 +112,38 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """The running sums of a folded memory as they were after some step."""
+
+    steps: int
+    """How many steps it looks back on."""
+    asked: bool
+    """Whether `flush` asked for it: there is then a checkpoint of the network that goes with it."""
+    segments: list[SegmentEntry]
+
+
+@dataclass(frozen=True)
+class FoldEntry:
+    """What a folded memory has added up. The manifest's segments are its newest snapshot."""
+
+    by: str
+    from_step: int
+    """Visits before this step were left out."""
+    steps: int = 0
+    asked: bool = False
+    """As in `Snapshot`, of the newest one."""
+    earlier: Snapshot | None = None
+    """The last one before it that `flush` asked for: the checkpoint of the newest may not have been saved yet."""
+
+    @property
+    def span(self) -> str:
+        """Which steps have been added up, in words."""
+        if self.steps <= self.from_step:
+            return f"no steps yet (from step {self.from_step:,} on)"
+        return f"steps {self.from_step:,} to {self.steps - 1:,}"
+
+
+@dataclass(frozen=True)
 class FileEntry:
     """A file beside the segments."""
 
@@ -145,12 +179,16 @@ class Manifest:
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
     final: FileEntry | None = None
+    fold: FoldEntry | None = None
+    """None if every visit is a slot of its own."""
     status: str = "recording"
     """"recording", "closed", or "stopped: …" with the reason."""
     format: int = FORMAT
 
     @property
     def steps(self) -> int:
+        if self.fold is not None:
+            return self.fold.steps
         return self.segments[-1].end_step if self.segments else 0
 
 
@@ -201,14 +239,24 @@ def _parse(raw: dict[str, Any]) -> Manifest:
             "segments": [SegmentEntry(**entry) for entry in raw["segments"]],
             "initial": FileEntry(**raw["initial"]),
             "final": FileEntry(**raw["final"]) if raw["final"] else None,
+            "fold": _parse_fold(raw["fold"]) if raw.get("fold") else None,
         }
     )
+
+
+def _parse_fold(raw: dict[str, Any]) -> FoldEntry:
+    earlier = raw["earlier"]
+    if earlier is not None:
+        earlier = Snapshot(**{**earlier, "segments": [SegmentEntry(**entry) for entry in earlier["segments"]]})
+    return FoldEntry(**{**raw, "earlier": earlier})
 
 
 def _check(manifest: Manifest) -> None:
     files: list[FileEntry | SegmentEntry] = [manifest.initial, *manifest.segments]
     if manifest.final:
         files.append(manifest.final)
+    if manifest.fold and manifest.fold.earlier:
+        files += manifest.fold.earlier.segments
     for entry in files:
         parts = Path(entry.file).parts
         if Path(entry.file).is_absolute() or ".." in parts or not parts or "\0" in entry.file:
@@ -217,11 +265,13 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
     step = 0
     for segment in manifest.segments:
-        if segment.first_step != step or segment.end_step <= segment.first_step:
+        if manifest.fold is None and (segment.first_step != step or segment.end_step <= segment.first_step):
             raise ValueError(
                 f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to start at {step}"
             )
         step = segment.end_step
+        if manifest.fold is not None and step != manifest.fold.steps:
+            raise ValueError(f"{segment.file} is as of step {step}, expected {manifest.fold.steps}")
         if set(segment.slots) != set(manifest.layers) or set(segment.keys) != set(manifest.layers):
             raise ValueError(f"{segment.file} does not have the layers of the memory")
         if any(not isinstance(n, int) or n < 0 for n in (*segment.slots.values(), *segment.keys.values())):
@@ -235,6 +285,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"layer {name!r} cannot have {layer.groups} groups")
         if layer.weight_shape and math.prod(layer.weight_shape) != math.prod(layer.matrix_shape):
             raise ValueError(f"layer {name!r} has a weight of shape {layer.weight_shape}")
+        if layer.parts and (sum(layer.parts.values()) != layer.in_features or min(layer.parts.values()) < 1):
+            raise ValueError(f"layer {name!r} has keys of {layer.in_features} numbers, in parts {layer.parts}")
         if layer.weights and sum(layer.weights.values()) != layer.matrix_shape[1]:
             raise ValueError(f"layer {name!r} has weights of {layer.weights} columns")
     for name, column in manifest.columns.items():

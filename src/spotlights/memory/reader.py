@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from spotlights.errors import MemoryFormatError, UnknownNameError
+from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import missing
 from spotlights.memory.manifest import LayerEntry, Manifest, SegmentEntry, read_manifest
@@ -32,6 +32,7 @@ ROWS = 4096
 
 MAPPED_BYTES = 1 << 30
 """How much of the segments stays mapped."""
+_TRIES = 5
 
 _buffers = threading.local()
 
@@ -159,6 +160,11 @@ class Piece:
     def __len__(self) -> int:
         return self.stop - self.start if self.chosen is None else len(self.chosen)
 
+    @property
+    def slots(self) -> Int64[Tensor, "rows"]:
+        first = self.part.start + self.start
+        return torch.arange(first, first + self.stop - self.start) if self.chosen is None else self.chosen + first
+
     def take(self, tensor: Shaped[Tensor, "slots ..."]) -> Shaped[Tensor, "rows ..."]:
         """These slots' rows of a tensor of the part; a view where that is possible."""
         rows = tensor[self.start : self.stop]
@@ -180,7 +186,7 @@ class Block:
     @cached_property
     def slots(self) -> Int64[Tensor, "rows"]:
         """The slots' numbers."""
-        return torch.cat([p.take(torch.arange(p.part.start, p.part.start + p.part.slots)) for p in self.pieces])
+        return torch.cat([piece.slots for piece in self.pieces])
 
     def column(self, name: str) -> Shaped[Tensor, "rows"]:
         return torch.cat([piece.take(piece.part.column(name)) for piece in self.pieces])
@@ -290,6 +296,11 @@ class LayerReader:
             factors = None if scale is None else scale[start : start + ROWS]
             yield StoredRows(slice(start, start + len(some)), some, factors)
 
+    @property
+    def folded(self) -> bool:
+        """Whether a slot is the sum of all visits of its example."""
+        return self._memory.manifest.fold is not None
+
     def column_kind(self, name: str) -> str:
         return self._memory.column_kind(name)
 
@@ -389,6 +400,10 @@ class MemoryReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.manifest = read_manifest(directory)
+        for _ in range(_TRIES if self.manifest.fold else 0):  # its files may be replaced while it is being opened
+            if all((directory / segment.file).exists() for segment in self.manifest.segments):
+                break
+            self.manifest = read_manifest(directory)
         files = [self.manifest.initial, *self.manifest.segments]
         for entry in files if self.manifest.final is None else [*files, self.manifest.final]:
             check_size(directory / entry.file, entry.bytes)
@@ -410,10 +425,21 @@ class MemoryReader:
         return self.layers[name]
 
     def column_kind(self, name: str) -> str:
+        if name == "step":
+            self.need_visits("a step of its own for each visit", 'Ask by "first_step" or "last_step"')
         if name not in self.manifest.columns:
             known = ", ".join(self.manifest.columns) or "none"
             raise UnknownNameError(f'No column "{name}" in {self.directory}. It has: {known}.')
         return self.manifest.columns[name].kind
+
+    def need_visits(self, what: str, instead: str) -> None:
+        """Refuses a question that only a memory with all visits can answer; `instead` says what to do here."""
+        fold = self.manifest.fold
+        if fold is not None:
+            raise UnsupportedError(
+                f"{self.directory} is folded: it has the sum of each example's keys over {fold.span}, not {what}. "
+                f"{instead}, or record without fold=."
+            )
 
     @cached_property
     def initial(self) -> dict[str, Tensor]:

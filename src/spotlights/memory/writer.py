@@ -16,7 +16,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ class MemoryWriter:
         self._bytes = 0
         self._bytes_since_checkpoint = 0
         self._since = time.monotonic()
-        self._queue: queue.Queue[list[StepRecord] | None] = queue.Queue(_WAITING_SEGMENTS)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING_SEGMENTS)
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
@@ -144,7 +145,7 @@ class MemoryWriter:
                     "overwrite=True to replace it, or choose another path."
                 )
         directory.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(directory)
+        lock = take_lock(directory)
         (directory / FILE).unlink(missing_ok=True)  # first: without it nothing else counts
         (directory / "segments").mkdir(exist_ok=True)
         for old in (directory / "segments").iterdir():
@@ -159,7 +160,7 @@ class MemoryWriter:
     @classmethod
     def resume(cls, directory: Path, steps: int, *, pool: BufferPool, segment_bytes: int) -> MemoryWriter:
         """Goes on with a memory after its first `steps` steps; later ones are dropped."""
-        lock = _take_lock(directory)
+        lock = take_lock(directory)
         manifest = read_manifest(directory)
         kept: list[SegmentEntry] = []
         for segment in manifest.segments:
@@ -220,7 +221,7 @@ class MemoryWriter:
             self._thread = threading.Thread(target=self._run, name="spotlights-writer", daemon=True)
             self._thread.start()
         if self._steps and self.failure is None:
-            self._queue.put(self._steps)
+            self._queue.put(partial(self._commit, self._steps))
         self._steps, self._bytes, self._since = [], 0, time.monotonic()
 
     def flush(self) -> None:
@@ -228,8 +229,12 @@ class MemoryWriter:
         self._hand_over()
         self._queue.join()
 
-    def close(self, final: Mapping[str, Tensor] | None, status: str = "closed") -> None:
-        """Writes what is left and, if nothing failed, the final weights."""
+    def close(self, final: Mapping[str, Tensor] | None, status: str = "closed", *, interrupted: bool = False) -> None:
+        """Writes what is left and, if nothing failed, the final weights.
+
+        `interrupted`: an exception ended the run, which may go on from a checkpoint: a folded memory keeps what
+        that needs.
+        """
         self._hand_over()
         self._queue.put(None)
         assert self._thread is not None
@@ -251,10 +256,10 @@ class MemoryWriter:
     # -- the background thread ---------------------------------------------------------------
 
     def _run(self) -> None:
-        while (steps := self._queue.get()) is not None:
+        while (task := self._queue.get()) is not None:
             try:
                 if self.failure is None:  # else only empty the queue: training must never wait for it
-                    self._commit(steps)
+                    task()
             except BaseException as error:
                 self.failure = error
             finally:
@@ -266,7 +271,7 @@ class MemoryWriter:
         slots, keys = {}, {}
         for layer in self._manifest.layers:
             slots[layer], keys[layer] = self._gather(layer, steps, tensors)
-        path = self.directory / "segments" / f"{_next_number(self.directory):06d}-rank0.safetensors"
+        path = self.directory / "segments" / f"{next_number(self.directory):06d}-rank0.safetensors"
         size, checksum = write_tensors(path, tensors)
         entry = SegmentEntry(
             file=str(path.relative_to(self.directory)),
@@ -368,7 +373,7 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
             if name.startswith(layer + "/"):
                 keep = keys[layer] if name in whole else slots[layer]
                 tensors[name] = [tensor[:keep].numpy()]
-    path = directory / "segments" / f"{_next_number(directory):06d}-rank0.safetensors"
+    path = directory / "segments" / f"{next_number(directory):06d}-rank0.safetensors"
     size, checksum = write_tensors(path, tensors)
     return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
 
@@ -377,7 +382,7 @@ def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors if tensor is not None]
 
 
-def _next_number(directory: Path) -> int:
+def next_number(directory: Path) -> int:
     taken = [int(p.name[:6]) for p in (directory / "segments").glob("[0-9]*.safetensors")]
     return max(taken, default=-1) + 1
 
@@ -399,7 +404,7 @@ def _is_unfinished(directory: Path) -> bool:
     return all(mine) and segments.is_dir()
 
 
-def _take_lock(directory: Path) -> int | None:
+def take_lock(directory: Path) -> int | None:
     """Holds the directory for this process; a killed process lets go of it by itself."""
     if fcntl is None:  # pragma: no cover
         return None

@@ -114,6 +114,7 @@ class RecordedLayer:
             map=self._map_name,
             weights={} if list(linear.weights) == ["weight"] else linear.columns,
             biases=[] if list(linear.biases) == ["bias"] else list(linear.biases),
+            parts=dict(linear.parts),
         )
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

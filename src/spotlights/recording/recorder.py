@@ -7,6 +7,7 @@ numbers stay what they are. If the memory can no longer be written, recording st
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import subprocess
 import warnings
@@ -24,17 +25,17 @@ from torch import Tensor, nn
 from spotlights._version import __version__
 from spotlights.errors import (
     RecordingStoppedWarning,
-    ResumeError,
     SettingError,
     SpotlightsWarning,
     UnknownNameError,
 )
 from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
 from spotlights.memory.columns import Batch, ColumnTable
+from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
-from spotlights.memory.manifest import FILE, LayerEntry
+from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, sample_slice, state_tensor
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
@@ -43,6 +44,7 @@ from spotlights.recording.coverage import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import listen
 from spotlights.recording.passes import Passes
+from spotlights.recording.resuming import matching_step
 
 
 def record(
@@ -53,6 +55,8 @@ def record(
     layers: str | Sequence[str] | None = None,
     dtype: str = "float32",
     errors: bool = True,
+    fold: str | None = None,
+    fold_from: int = 0,
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -68,6 +72,11 @@ def record(
         dtype: how keys and errors are kept: "float32" (exact for a float32 network), "float64",
             "float16" or "int8" (one scale per row; answers are then approximate and say so).
         errors: False keeps keys only: scores work, contributions and masks do not.
+        fold: "example" keeps one running sum of keys for each example (and position) instead of every visit, and no
+            errors: totals of scores are the same, at the size of one epoch. Needs `recorder.batch(example=…)`; for a
+            text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
+        fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
+            `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -76,13 +85,20 @@ def record(
     """
     if resume and overwrite:
         raise SettingError("Give resume=True or overwrite=True, not both.")
+    if fold not in (None, "example"):
+        raise SettingError(f'fold={fold!r}: visits can be added up by "example", or not at all (None).')
+    if fold_from < 0 or (fold_from and fold is None):
+        raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
+    if fold and dtype == "int8":
+        raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
     return Recorder(
         model,
         optimizer,
         Path(path),
         patterns=[layers] if isinstance(layers, str) else layers,
         dtype=dtype,
-        errors=errors,
+        errors=errors and fold is None,
+        fold=None if fold is None else FoldEntry(fold, fold_from),
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
@@ -111,6 +127,7 @@ class Recorder:
         patterns: Sequence[str] | None,
         dtype: str,
         errors: bool,
+        fold: FoldEntry | None,
         resume: bool,
         overwrite: bool,
         segment_bytes: int,
@@ -123,16 +140,20 @@ class Recorder:
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
         self._errors = errors
+        self._fold = fold
+        self._first_step = 0 if fold is None else fold.from_step
+        self._dtype = dtype
         self._resume = resume
         self._overwrite = overwrite
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
-        self._layers, self._listeners = _find_layers(model, optimizer, patterns, dtype, errors, self._pool)
+        running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
+        self._layers, self._listeners = _find_layers(model, optimizer, patterns, running, errors, self._pool)
         self._passes = Passes()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
-        self._batch = Batch()
+        self._batch = Batch(fold=self._fold is not None)
         self._paused = 0
         self._was_paused = False
         self._warned = False
@@ -143,13 +164,15 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         if self._resume and (self.path / FILE).exists():
-            self.step = self._matching_step()
+            samples = {name: layer.samples() for name, layer in self._layers.items()}
+            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
         if self.step:
-            self._writer = MemoryWriter.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
+            self._writer = self._kind.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
             self._columns = self._writer.columns
         else:
             self._writer = self._create()
-        self._columns.declare("step", "int")
+        if self._fold is None:
+            self._columns.declare("step", "int")
         for module, adapter, layers in self._listeners:
             self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
         self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
@@ -165,7 +188,7 @@ class Recorder:
         self._unhook()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close(self._parameters())
+            writer.close(self._parameters(), interrupted=kind is not None)
             if writer.failure is not None:
                 self._warn_stopped(writer.failure)
 
@@ -177,10 +200,14 @@ class Recorder:
         """
         if self._writer is None and not self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
-        self._batch = Batch({name: self._columns.encode(name, v) for name, v in columns.items()})
+        encoded = {name: self._columns.encode(name, values) for name, values in columns.items()}
+        self._batch = Batch(encoded, fold=self._fold is not None)
 
     def flush(self) -> None:
-        """Waits until all steps so far are on disk; call it when you save a checkpoint."""
+        """Waits until all steps so far are on disk; call it just before you save a checkpoint.
+
+        A folded memory, which writes all of its sums for this, can be resumed from such steps alone.
+        """
         if self._writer is not None:
             self._writer.flush()
 
@@ -196,6 +223,18 @@ class Recorder:
 
     # -- starting ------------------------------------------------------------------------------
 
+    @property
+    def _kind(self) -> type[MemoryWriter]:
+        return MemoryWriter if self._fold is None else FoldedWriter
+
+    def _settings(self) -> dict[str, Any]:
+        """What the manifest says of this recording, and a resumed memory must say too."""
+        entries = {
+            name: dataclasses.replace(layer.entry(), storage=self._dtype) for name, layer in self._layers.items()
+        }
+        optimizer = type(self._optimizer).__name__
+        return {"layers": entries, "errors": self._errors, "fold": self._fold, "optimizer": optimizer}
+
     def _create(self) -> MemoryWriter:
         coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
         coverage.tell(chosen=self._chosen)
@@ -209,18 +248,16 @@ class Recorder:
             "spotlights": __version__,
             "torch": torch.__version__,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "layers": {name: layer.entry() for name, layer in self._layers.items()},
-            "optimizer": type(self._optimizer).__name__,
+            **self._settings(),
             "rule": self._rule.name,
             "log_fields": list(self._rule.fields),
-            "errors": self._errors,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
             "uncovered": coverage.uncovered,
             "covered_numbers": coverage.covered,
             "trained_numbers": coverage.trained,
         }
-        return MemoryWriter.create(
+        return self._kind.create(
             self.path,
             manifest,
             initial,
@@ -228,43 +265,6 @@ class Recorder:
             pool=self._pool,
             overwrite=self._overwrite or self._resume,
             segment_bytes=self._segment_bytes,
-        )
-
-    def _matching_step(self) -> int:
-        """The latest step of the memory whose weights the model holds."""
-        reader = MemoryReader(self.path)
-        described = {name: _settings(entry) for name, entry in reader.manifest.layers.items()}
-        ours = {name: _settings(layer.entry()) for name, layer in self._layers.items()}
-        if described != ours or reader.manifest.errors != self._errors:
-            raise ResumeError(
-                f"{self.path} was recorded with other layers or settings. It has: {described}; "
-                f"this recording has: {ours}. Record to another path."
-            )
-        if reader.manifest.optimizer != type(self._optimizer).__name__:
-            raise ResumeError(
-                f"{self.path} was recorded with {reader.manifest.optimizer}, not with "
-                f"{type(self._optimizer).__name__}. Record to another path."
-            )
-        samples = {
-            (name, parameter): torch.from_numpy(value)
-            for name, layer in self._layers.items()
-            for parameter, value in layer.samples().items()
-        }
-        steps = reader.manifest.steps
-        agrees = torch.ones(steps, dtype=torch.bool)
-        agrees_initially = True
-        for (name, parameter), value in samples.items():
-            if steps:
-                agrees &= (reader.log(name).samples[parameter] == value).all(dim=-1)
-            initial = reader.initial[f"{name}/{parameter}"].reshape(-1)
-            agrees_initially &= torch.equal(initial[sample_slice(initial.numel())], value)
-        if agrees.any():
-            return int(agrees.nonzero()[-1]) + 1
-        if agrees_initially:
-            return 0
-        raise ResumeError(
-            f"The model holds the weights of none of the {steps} steps in {self.path}. Load the checkpoint "
-            "that goes with this memory before resuming, or record to another path."
         )
 
     def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
@@ -281,7 +281,7 @@ class Recorder:
     # -- hooks ---------------------------------------------------------------------------------
 
     def _current_batch(self) -> Batch | None:
-        return None if self._paused else self._batch
+        return None if self._paused or self.step < self._first_step else self._batch
 
     def _on_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -362,7 +362,7 @@ class Recorder:
                     self._layers[name].settle(),
                 )
         state, self._staged, self._state = self._state, {}, {}
-        self._batch = Batch()
+        self._batch = Batch(fold=self._fold is not None)
         self._was_paused = self._paused > 0
         assert self._writer is not None
         self._writer.add(StepRecord(self.step, layers, state))
@@ -390,7 +390,7 @@ class Recorder:
         )
 
     def _warn_unseen(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self._warned_unseen:
+        if self._was_paused or self._warned_unseen or self.step < self._first_step:
             return
         self._warned_unseen = True
         training = any(module.training for module in self._model.modules())
@@ -481,12 +481,6 @@ def _find_maps(model: nn.Module) -> list[_Found]:
             f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
         )
     return list(found.values())
-
-
-def _settings(entry: LayerEntry) -> tuple[object, ...]:
-    """What of a layer must be the same for its memory to go on."""
-    shape = entry.in_features, entry.out_features, entry.groups
-    return entry.kind, entry.map, *shape, entry.weights, entry.bias_names, entry.storage, entry.trained
 
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

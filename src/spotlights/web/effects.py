@@ -33,7 +33,6 @@ def accuracy(explorer: Explorer, mask: Mask) -> dict[str, Any]:
     after = answers(mask) if mask else before
     change = after["share"] - before["share"]
     return {
-        "ready": True,
         "with": _shares(before["said"], labels),
         "without": _shares(after["said"], labels),
         "worse": _changed(explorer, -change, before, after),

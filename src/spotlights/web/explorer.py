@@ -20,6 +20,7 @@ import spotlights as sl
 from spotlights.attention import Spotlights
 from spotlights.attention.grouping import column_values
 from spotlights.attention.results import Label
+from spotlights.attention.whitening import key_moments
 from spotlights.errors import SpotlightsError, UnknownNameError
 from spotlights.figures import palette
 from spotlights.opened import Verification
@@ -32,6 +33,26 @@ from spotlights.web.views import as_json, pixels, png
 MAX_GROUPS = 64
 """A column with more values than this is not offered as a group."""
 BATCH = 512
+PATIENCE = 1.0
+"""Seconds for which an answer waits for what it needs before it is put off."""
+
+
+class Preparing(Exception):  # noqa: N818 (no error, an answer for later)
+    """An answer that needs something which is still being prepared: ask again."""
+
+    def __init__(self, progress: float) -> None:
+        super().__init__(progress)
+        self.progress = progress
+        """0 to 1."""
+
+
+@dataclass(eq=False)
+class Moments:
+    """The moments of the keys, on their way."""
+
+    thread: threading.Thread
+    progress: float = 0.0
+    problem: SpotlightsError | None = None
 
 
 @dataclass(eq=False)
@@ -50,6 +71,8 @@ class Opened:
     no_masks: str | None = None
     """Why this memory cannot be masked."""
     verification: Verification | None = None
+    moments: Moments | None = None
+    """What influence needs besides the memory, once somebody has asked for it."""
 
 
 class Explorer:
@@ -59,6 +82,7 @@ class Explorer:
         """`prepare`: add up the group weights in the background, which masks and the verdict need."""
         self.subject = subject
         self.scanning = threading.RLock()
+        self._starting = threading.Lock()
         self._prepare = prepare
         self._count = 0
         self.opened = self._open()
@@ -290,24 +314,54 @@ class Explorer:
             opened.answers.put(key, found, size)
         return found
 
+    # -- influence -----------------------------------------------------------------------------
+
+    def moments(self) -> None:
+        """Sees that the moments of the keys are there; they are added up once somebody asks, in turns with others."""
+        opened = self.opened
+        if opened.memory._view.reader.moments:
+            return
+        with self._starting:
+            if opened.moments is None:
+                thread = threading.Thread(target=self._add_up_moments, args=(opened,), daemon=True)
+                opened.moments = Moments(thread)
+                thread.start()
+        opened.moments.thread.join(PATIENCE)
+        if opened.moments.problem is not None:
+            raise opened.moments.problem
+        if opened.moments.thread.is_alive():
+            raise Preparing(opened.moments.progress)
+
+    def _add_up_moments(self, opened: Opened) -> None:
+        moments = opened.moments
+        assert moments is not None
+
+        def went(share: float) -> None:
+            moments.progress = share
+
+        try:
+            key_moments(opened.memory._view.reader, turn=lambda: self.scanning, progress=went)
+        except SpotlightsError as error:
+            moments.problem = error
+
     # -- masks ---------------------------------------------------------------------------------
 
     def masks(self) -> Masks:
+        """Prepared since the start."""
         opened = self.opened
         if opened.masks is None:
             raise sl.UnsupportedError(opened.no_masks or "This memory cannot be masked.")
+        if not opened.masks.ready:
+            raise Preparing(opened.masks.progress)
         return opened.masks
 
     def mask(self, query: Query, mask: Mask) -> dict[str, Any]:
         """The answer with and without what the mask leaves out."""
         masks = self.masks()
-        if not masks.ready:
-            return {"ready": False, "progress": masks.progress}
         spot = self.attend(query)
         with_all = outputs_of(spot.output, query)
         without = outputs_of(masks.network(mask)(query.batch), query) if mask else with_all
         return {
-            "ready": True,
             "with": described(self.subject, query, with_all, spot),
             "without": described(self.subject, query, without, spot),
         }

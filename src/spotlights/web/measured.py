@@ -14,7 +14,7 @@ from spotlights.attention.influence import Influence
 from spotlights.attention.measure import Measure
 from spotlights.attention.questions import AskTotals
 from spotlights.attention.results import Totals
-from spotlights.errors import SettingError
+from spotlights.errors import SettingError, UnsupportedError
 from spotlights.web.explorer import Explorer
 from spotlights.web.measures import KINDS, Absolute, Held, Kind, hold, measure_of
 from spotlights.web.queries import Query, outputs_of, row_of, target_of
@@ -48,6 +48,8 @@ class Measured:
     """One layer's; for an estimate one for each layer."""
     target: int | None
     exact: bool
+    left_out: Sequence[str]
+    """Layers through which an estimate does not go."""
     initial: float | None
     """What the initial weights make up of the output, where contributions are asked for."""
 
@@ -57,7 +59,7 @@ class Measured:
 
     @property
     def note(self) -> str | None:
-        return self.parts[0].note
+        return self._influence().note if self.kind.estimate else self.parts[0].note
 
     @property
     def caution(self) -> str | None:
@@ -70,9 +72,12 @@ class Measured:
         """Values summed over the groups of each column."""
         if not self.kind.estimate:
             return self.parts[0].ask(*(AskTotals(column, bins=bins) for column in columns))
-        owners = [torch.zeros(len(part.queries), dtype=torch.int64) for part in self.parts]
-        influence = Influence(self.parts, owners, inputs=1)
+        influence = self._influence()
         return [influence.totals(column, bins=bins) for column in columns]
+
+    def _influence(self) -> Influence:
+        owners = [torch.zeros(len(part.queries), dtype=torch.int64) for part in self.parts]
+        return Influence(self.parts, owners, inputs=1, left_out=self.left_out)
 
 
 def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
@@ -87,7 +92,10 @@ def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
         target = int(outputs.argmax()) if wanted.target is None else wanted.target
         if not 0 <= target < len(outputs):
             raise SettingError(f"target={target}: the network has outputs 0 to {len(outputs) - 1}.")
-    made = [_part(explorer, query, wanted, kind, spot, name, target) for name in _layers(spot, wanted, kind)]
+    layers, left_out = spot.influence_layers() if kind.estimate else ([wanted.layer], [])
+    if not layers:
+        raise UnsupportedError(f"There is no estimate of influence through {', '.join(left_out)}.")
+    made = [_part(explorer, query, wanted, kind, spot, name, target) for name in layers]
     whole, parts = zip(*made, strict=True)
     contributions = whole[0] if isinstance(whole[0], Contributions) and not kind.estimate else None
     return Measured(
@@ -95,12 +103,9 @@ def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
         parts,
         target,
         exact=not kind.estimate and (contributions is None or contributions.exact),
+        left_out=left_out,
         initial=None if contributions is None else float(contributions.initial[0]),
     )
-
-
-def _layers(spot: Spotlights, wanted: Wanted, kind: Kind) -> list[str]:
-    return list(spot) if kind.estimate else [wanted.layer]
 
 
 def _part(

@@ -28,7 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spotlights.errors import SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.web.audit import audit
 from spotlights.web.effects import accuracy as accuracy_under
-from spotlights.web.explorer import Explorer
+from spotlights.web.explorer import Explorer, Preparing
+from spotlights.web.measured import Wanted
 from spotlights.web.measures import KINDS
 from spotlights.web.parameters import LOOK, MASK, QUERY, Parameters, read_mask, read_query, read_wanted
 from spotlights.web.queries import whole_number
@@ -88,21 +89,21 @@ def time(explorer: Explorer, request: Request) -> Any:
 def _look(explorer: Explorer, request: Request, answer: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     parameters = Parameters(request.query_params, LOOK)
     asked, wanted = read_query(parameters, explorer), read_wanted(parameters, explorer)
+    _prepare(explorer, wanted)
     key = answer.__name__, asked.name, asked.position, wanted
     return explorer.kept(key, lambda: answer(explorer, asked, wanted))
 
 
 def mask(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, (*QUERY, *MASK))
-    return _maybe_later(explorer.mask(read_query(parameters, explorer), read_mask(parameters, explorer)))
+    return explorer.mask(read_query(parameters, explorer), read_mask(parameters, explorer))
 
 
 def accuracy(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, MASK)
     chosen = read_mask(parameters, explorer)
-    if not explorer.masks().ready:
-        return _maybe_later({"ready": False, "progress": explorer.masks().progress})
-    return _maybe_later(explorer.kept(("accuracy", chosen), lambda: accuracy_under(explorer, chosen)))
+    explorer.masks()
+    return explorer.kept(("accuracy", chosen), lambda: accuracy_under(explorer, chosen))
 
 
 def example(explorer: Explorer, request: Request) -> Any:
@@ -129,6 +130,8 @@ def audited(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, (*QUERY, "layer", "measure", "target", "top"))
     asked = read_query(parameters, explorer) if parameters.optional("q") else None
     wanted = read_wanted(parameters, explorer)
+    if asked is not None:
+        _prepare(explorer, wanted)
     key = "audit", None if asked is None else (asked.name, asked.position), wanted
     return explorer.kept(key, lambda: audit(explorer, asked, wanted))
 
@@ -167,6 +170,12 @@ ADDRESSES: dict[str, Answer] = {
 }
 
 
+def _prepare(explorer: Explorer, wanted: Wanted) -> None:
+    """Before anybody holds the scan: what the measure needs may take longer than a request should."""
+    if wanted.measure in KINDS and KINDS[wanted.measure].estimate:
+        explorer.moments()
+
+
 def _kinds(explorer: Explorer) -> list[Any]:
     memory = explorer.opened.memory
     exact, examples = memory.info.as_dict()["exact"], "example" in memory.columns
@@ -197,11 +206,6 @@ def _picture(data: bytes) -> Response:
     return Response(data, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
 
-def _maybe_later(found: dict[str, Any]) -> Response:
-    """202 while the masks are still being prepared: ask again."""
-    return _json(found, 200 if found["ready"] else 202)
-
-
 def _json(found: Any, code: int = 200) -> Response:
     text = json.dumps(found, allow_nan=False, separators=(",", ":"), default=str)
     return Response(text, code, media_type="application/json", headers={"Cache-Control": "no-store"})
@@ -219,6 +223,8 @@ def _answered(answer: Answer, explorer: Explorer) -> Callable[[Request], Respons
         try:
             found = answer(explorer, request)
             return found if isinstance(found, Response) else _json(found)
+        except Preparing as later:
+            return _json({"progress": later.progress}, 202)
         except UnknownNameError as error:
             return _error(404, str(error))
         except (UnsupportedError, TooLargeError) as error:

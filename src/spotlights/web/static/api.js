@@ -5,8 +5,10 @@ const under_way = new Map();
 export class Refused extends Error {}
 export class Replaced extends Error {}
 
-/** The answer at an address; `kind` names questions of which only the newest counts. */
-export async function ask(path, parameters = {}, kind = null) {
+const PAUSE = 500;
+
+/** The answer at an address; `kind` names questions of which only the newest counts; `waits` is told how far something is that the answer needs. */
+export async function ask(path, parameters = {}, kind = null, waits = null) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = new URLSearchParams(given).toString();
   const control = new AbortController();
@@ -25,6 +27,12 @@ export async function ask(path, parameters = {}, kind = null) {
     if (control.signal.aborted) throw new Replaced();
     throw new Refused("The explorer's answer was cut off.");
   });
+  if (answer.status === 202) {
+    waits?.(found.progress);
+    await new Promise((wake) => setTimeout(wake, PAUSE));
+    if (control.signal.aborted) throw new Replaced();
+    return ask(path, parameters, kind, waits);
+  }
   if (kind && under_way.get(kind) === control) under_way.delete(kind);
   if (!answer.ok) throw new Refused(found.error?.message ?? `The explorer answered ${answer.status}.`);
   return found;

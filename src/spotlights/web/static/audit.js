@@ -1,8 +1,8 @@
 // The audit: training examples whose labels look wrong, what they do to this answer, and the click that leaves them out.
 
 import { ask, Replaced } from "./api.js";
-import { $, caution, datum, fill, h, problem, shown, signed } from "./dom.js";
-import { asked } from "./look.js";
+import { $, caution, datum, fill, h, problem, shown, signed, waits } from "./dom.js";
+import { asked, ESTIMATING } from "./look.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
 const SHOWN = 24;
@@ -30,7 +30,7 @@ export async function showAudit() {
   const wanted = { q, at, layer, measure, target, top: count };
   $("audit").classList.add("busy");
   try {
-    const found = await ask("audit", wanted, "audit");
+    const found = await ask("audit", wanted, "audit", waits($("audit"), ESTIMATING));
     show(found, wanted);
     document.body.dataset.audited = location.hash;
   } catch (error) {

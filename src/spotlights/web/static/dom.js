@@ -67,6 +67,9 @@ export const visible = (name) => (String(name).trim() ? name : String(name).repl
 /** What is not exact says so; why, on hover. */
 export const caution = ({ caution: word, note }) => (word ? h("span", { class: "caution", title: note ?? "", tabindex: "0" }, word) : null);
 
+/** Shows in a place what is being waited for, and how far it is. */
+export const waits = (place, text) => (progress) => fill(place, h("p", { class: "quiet" }, text), h("progress", { value: progress, max: 1 }));
+
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);
 }

@@ -1,11 +1,12 @@
 // Step 2: what the answer is made of. One layer at a time: the examples, the sorted values, the totals, the time.
 
 import { ask, Replaced } from "./api.js";
-import { $, caution, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
+import { $, caution, datum, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
 import { light, onLight } from "./link.js";
 import { drawSorted, drawTime, drawTotals, markSorted, takeAway } from "./plots.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
+export const ESTIMATING = "Looking through all layers' inputs, once; then estimates are quick.";
 let run;
 let answer = null;
 let found = null;
@@ -58,10 +59,8 @@ export async function showLayer() {
   if (state.view) return tell();
   $("examples").classList.add("busy");
   const wanted = asked();
-  const slow = setTimeout(() => estimate() && fill($("examples"), h("p", { class: "empty" }, "Estimating … The first time, the inputs of all layers are looked through; that takes a minute for a large memory. Afterwards it is quick.")), 2000);
   try {
-    found = await ask("layer", wanted, "layer");
-    clearTimeout(slow);
+    found = await ask("layer", wanted, "layer", waits($("examples"), ESTIMATING));
     tell();
     controls();
     cards();
@@ -77,7 +76,6 @@ export async function showLayer() {
     found = null;
     fill($("examples"), problem(error, showLayer));
   } finally {
-    clearTimeout(slow);
     $("examples").classList.remove("busy");
   }
 }

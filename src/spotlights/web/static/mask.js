@@ -1,12 +1,11 @@
 // Step 3: leave some of the training out, and see the answer with and without it.
 
 import { ask, latest, Replaced } from "./api.js";
-import { $, datum, fill, h, percent, problem, shown, signed, visible } from "./dom.js";
+import { $, datum, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
 const MOST = 12;
 let run;
-let later = null;
 
 export function setUpMasking(about) {
   run = about;
@@ -73,16 +72,11 @@ export const sliding = () => document.activeElement?.type === "range" && $("mask
 // -- the comparison ---------------------------------------------------------------------------
 
 export const showComparison = latest(async () => {
-  clearTimeout(later);
   if (!state.q || run.no_masks) return fill($("compare"));
   const wanted = state.mask + state.in + state.q;
   try {
-    const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask");
-    if (!found.ready) {
-      fill($("compare"), h("p", { class: "quiet" }, "Adding up the training by groups, once; then masks are instant."), h("progress", { value: found.progress, max: 1 }));
-      later = setTimeout(showComparison, 700);
-      return;
-    }
+    const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask",
+      waits($("compare"), "Adding up the training by groups, once; then masks are instant."));
     compare(found);
     document.body.dataset.compared = wanted;
   } catch (error) {
@@ -123,8 +117,7 @@ async function accuracy() {
   const place = $("accuracy");
   fill(place, h("span", { class: "quiet" }, "Asking all test inputs …"));
   try {
-    const found = await ask("accuracy", { mask: state.mask, in: state.in }, "accuracy");
-    if (!found.ready) return fill(place, h("span", { class: "quiet" }, "Still preparing."));
+    const found = await ask("accuracy", { mask: state.mask, in: state.in }, "accuracy", waits(place, "Still preparing."));
     const worst = Object.entries(found.with.by_label).map(([label, share]) => [label, found.without.by_label[label] - share]).sort((a, b) => a[1] - b[1])[0];
     fill(place, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
       worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : "",
