@@ -213,7 +213,7 @@ class FoldedWriter(MemoryWriter):
 def main_memory() -> float:
     """The machine's main memory, in bytes."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):  # pragma: no cover - not on Windows
         return math.inf
 
