@@ -53,11 +53,13 @@ class Times:
             before, count = at, self.sizes[at]
         return found
 
-    def split(self, rows: Float[Tensor, "rows features"]) -> list[Float[Tensor, "some features"]]:
+    def split(self, rows: Float[Tensor, "rows features"]) -> list[Float[Tensor, "_ features"]]:
         """The rows of each step, as views: to cut them in the loop would cost as much as what it computes."""
         return list(rows.split(list(self.sizes)))
 
-    def before(self, step: Step, states: list[States], start: Starts) -> Float[Tensor, "some hidden"]:
+    def before(
+        self, step: Step, states: list[Float[Tensor, "_ hidden"]], start: Starts
+    ) -> Float[Tensor, "some hidden"]:
         """The states that a step begins with."""
         size = self.sizes[step.at]
         old = states[step.before][: step.old] if step.old != self.sizes[step.before] else states[step.before]
