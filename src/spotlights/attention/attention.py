@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.by_input import by_matrix, group_products
 from spotlights.attention.forward import ForwardPass, Target
+from spotlights.attention.grouping import Grouping
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
-from spotlights.attention.products import Products
+from spotlights.attention.passage_results import Passages
+from spotlights.attention.passages import find_passages
+from spotlights.attention.products import Products, error_products
 from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
+from spotlights.attention.unrolled import Unrolled
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
@@ -42,9 +47,14 @@ class Attention(Measure):
         kernel: str,
         *,
         part: str | None = None,
-        chosen: slice = slice(None),
+        chosen: Sequence[int] | None = None,
+        use: str | None = None,
     ) -> None:
-        super().__init__(view, layer, forward.calls[layer.name].rows.cpu()[chosen])
+        """`use`: the name of a module that uses the layer's weight the other way round, if it is about that one."""
+        self.use = use or layer.name
+        self.turned = use is not None
+        rows = forward.calls[self.use].rows.cpu()
+        super().__init__(view, layer, rows if chosen is None else rows[list(chosen)])
         self.kernel = kernel
         self.part = part
         if part is not None:
@@ -56,13 +66,39 @@ class Attention(Measure):
         self._forward = forward
         self._chosen = chosen
 
-    def at(self, query: int) -> Attention:
-        """The attention of one query alone: of one input, or of one position of a text."""
-        if not 0 <= query < len(self.queries):
+    def at(self, query: int | Sequence[int]) -> Attention:
+        """The attention of one query alone, or of some: of one input, or of positions of a text."""
+        wanted = [query] if isinstance(query, int) else list(query)
+        if any(not 0 <= each < len(self.queries) for each in wanted):
             raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
-        first = (self._chosen.start or 0) + query
-        chosen = slice(first, first + 1)
-        return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen)
+        rows = range(len(self._forward.calls[self.use].rows)) if self._chosen is None else self._chosen
+        chosen = [rows[each] for each in wanted]
+        use = self.use if self.turned else None
+        return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen, use=use)
+
+    def passages(
+        self,
+        text: Sequence[str],
+        *,
+        prompt: Sequence[str] | None = None,
+        tokens: Sequence[int] = (-1,),
+        k: int = 10,
+        around: int | None = None,
+    ) -> Passages:
+        """The k passages of the training text that tokens of a prompt attend to most.
+
+        For a memory whose examples are the positions of a text: `recorder.batch(example=positions)`. The scores of a
+        position are added up over its visits.
+
+        Args:
+            text: the training text: a string of characters, or a list of words.
+            prompt: the tokens that the network was run on, to be shown.
+            tokens: which of them to ask about; the last one by default. Each passage counts the best of its
+                positions for each of them.
+            k: how many passages.
+            around: show at most so many tokens on either side of one that is attended to.
+        """
+        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around)
 
     @property
     def note(self) -> str | None:
@@ -75,6 +111,14 @@ class Attention(Measure):
 
     def values(self, chosen: slice) -> Values:
         queries = self.queries[chosen]
+        if self.turned:
+            if self.kernel != "dot":
+                raise UnsupportedError(
+                    f'"{self.use}" uses the weight of "{self.layer.name}" the other way round: it has the plain '
+                    f'product alone, not kernel="{self.kernel}".'
+                )
+            directions = queries.to(self.layer.storage.compute_dtype)
+            return lambda block: error_products(block, directions)
         products = Products(self.layer, queries, parts=self.parts, cosine=self.kernel.startswith("cosine"))
         return _softmax(self, products, queries) if self.kernel == "softmax" else products
 
@@ -85,7 +129,7 @@ class Attention(Measure):
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
         question.check(self)
-        if self.kernel == "dot" and self.part is None:
+        if self.kernel == "dot" and self.part is None and not self.turned:
             quick = quick_totals(
                 self.layer,
                 self.view.selection,
@@ -107,14 +151,15 @@ class Attention(Measure):
                 output that gives one number for each input.
         """
         self._need_plain("Contributions are")
-        directions = self._forward.directions(self.layer.name, target)
-        return Contributions(
-            self.view,
-            self.layer,
-            self.queries,
-            directions.cpu()[self._chosen],
-            exact=self._forward.adds_up(self.layer.name, target, directions),
-        )
+        directions = self._forward.directions(self.use, target)
+        pair = self.queries, directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)]
+        exact = self._forward.adds_up(self.use, target, directions)
+        # gᵀ Wᵀ q is qᵀ W g: seen from the other side, queries and directions change places.
+        return Contributions(self.view, self.layer, *(pair[::-1] if self.turned else pair), exact=exact)
+
+    def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
+        return self._forward.inputs_of(self.layer.name, target)
 
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
@@ -128,13 +173,18 @@ class Attention(Measure):
         """
         from spotlights.attention.influence import Influence
 
-        owners, inputs = self._forward.inputs_of(self.layer.name, target)
+        owners, inputs = self.owners(target)
         return Influence([self._influence_part(target, damping)], [owners], inputs=inputs)
 
     def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
         from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
 
         self._need_plain("Influence is")
+        if self.turned or self.layer.entry.turned:
+            raise UnsupportedError(
+                f'The weight of "{self.layer.name}" is shared by two kinds of layers: there is no estimate of '
+                "influence through it. Its contributions are exact."
+            )
         if self.layer.entry.groups > 1:
             raise UnsupportedError(
                 f'Layer "{self.layer.name}" maps {self.layer.entry.groups} parts of its keys apart from each other: '
@@ -200,13 +250,14 @@ class Contributions(Measure):
         directions: Float[Tensor, "queries out_features"],
         *,
         exact: bool,
+        unrolled: Unrolled | None = None,
     ) -> None:
         super().__init__(view, layer, queries)
         self.exact = exact
         self._directions = directions
         self._bias_queries = torch.ones(len(queries))
         """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
-        self._unrolled = view.unrolled(layer.name)
+        self._unrolled = unrolled or view.unrolled(layer.name)
 
     @property
     def note(self) -> str | None:
@@ -217,6 +268,17 @@ class Contributions(Measure):
 
     def values(self, chosen: slice) -> Values | SweptValues:
         return self._unrolled.contributions(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
+
+    def totals_by_input(
+        self, grouping: Grouping, owners: Int64[Tensor, "queries"], inputs: int
+    ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
+        """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper."""
+        queries, groups = len(self.queries), len(grouping)
+        if not by_matrix(self.layer, self._unrolled, queries=queries, inputs=inputs, groups=groups):
+            return None
+        parts = self._unrolled.group_parts(self.view.selection, grouping)
+        found = group_products(parts, self.queries, self._directions, self._bias_queries, owners, inputs=inputs)
+        return found, parts.counts
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:
@@ -277,7 +339,7 @@ class Spotlights(Mapping[str, Attention]):
         estimated, left_out = self.influence_layers()
         attentions = [self._attentions[name] for name in estimated]
         parts = [attention._influence_part(target, damping) for attention in attentions]
-        rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
+        rows = [attention.owners(target) for attention in attentions]
         return Influence(
             parts,
             [owners for owners, _ in rows],
@@ -287,7 +349,8 @@ class Spotlights(Mapping[str, Attention]):
 
     def influence_layers(self) -> tuple[list[str], list[str]]:
         """The layers through which influence is estimated, and those which it leaves out."""
-        apart = [name for name, each in self._attentions.items() if each.layer.entry.groups > 1]
+        entries = {name: each.layer.entry for name, each in self._attentions.items()}
+        apart = [name for name, entry in entries.items() if entry.groups > 1 or entry.turned]
         return [name for name in self._attentions if name not in apart], apart
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from spotlights.attention.results import Label, Top, Totals
 from spotlights.experiments.analyses.cases import Case, LayerCase, Picture
 from spotlights.experiments.results import Results
-from spotlights.experiments.running import Run
+from spotlights.experiments.run_file import ImageRun
 from spotlights.figures.case import LayerPanel, Task, plot_case
 from spotlights.figures.examples import RankedExamples, plot_examples
 from spotlights.figures.heat_maps import HeatMap, plot_heat_maps
@@ -22,6 +22,7 @@ from spotlights.figures.over_time import CaseTimeline, Timeline, plot_case_over_
 from spotlights.figures.palette import colours
 from spotlights.figures.shares import plot_accuracies, plot_shares
 from spotlights.figures.signed import SignedPanel, plot_signed
+from spotlights.figures.suspects import plot_suspect_pictures, suspect_picture
 
 SHORT = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
 """Names that would not fit below a bar."""
@@ -54,7 +55,7 @@ def describe(results: Results, case: Case) -> str:
 # -- single test images -------------------------------------------------------------------------
 
 
-def case_figures(results: Results, case: Case, run: Run, prefix: str) -> Iterator[Shown]:
+def case_figures(results: Results, case: Case, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """The paper's figures for one test image, and ours."""
     yield Shown(
         f"{prefix}-attention",
@@ -187,7 +188,7 @@ def _measures(results: Results, case: Case) -> Figure:
     return plot_measures(rows, all_names(results), tasks=results.sources)
 
 
-def _case_over_time(results: Results, case: Case, run: Run) -> Figure:
+def _case_over_time(results: Results, case: Case, run: ImageRun) -> Figure:
     classes = case.layers[0].totals.shape[1]
     timelines = [
         CaseTimeline(
@@ -214,7 +215,7 @@ def _case_over_time(results: Results, case: Case, run: Run) -> Figure:
 # -- all test images ----------------------------------------------------------------------------
 
 
-def test_set_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]:
+def test_set_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """What is about the whole test set."""
     if len(results.sources) > 1:
         shares: dict[str, dict[tuple[str, str], float]] = {}
@@ -251,10 +252,29 @@ def test_set_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]
     )
 
 
+# -- labels -------------------------------------------------------------------------------------
+
+
+def audit_figures(results: Results, prefix: str) -> Iterator[Shown]:
+    """The training images that look mislabelled; nothing for runs that kept no audit."""
+    if results.suspects:
+        pictures = []
+        for each in results.suspects:
+            names = class_names(results, each.source)
+            said = None if each.says is None else names[each.says]
+            pictures.append(suspect_picture(each.pixels, names[each.label], said, each.example, each.suspicion))
+        yield Shown(
+            f"{prefix}-suspects",
+            f"The {len(pictures)} training images that the network disagreed with most, added up over all visits. "
+            "Above: the label it was trained with. Below: what the network says, the example's id, its suspicion.",
+            plot_suspect_pictures(pictures),
+        )
+
+
 # -- forgetting ---------------------------------------------------------------------------------
 
 
-def forgetting_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]:
+def forgetting_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """Masks and interference; nothing for experiments without them."""
     if results.masks:
         yield Shown(
