@@ -362,7 +362,6 @@ def test_other_modules_have_no_adapter(module: nn.Module):
 def test_every_adapter_keeps_the_contract():
     contracts = [*ModuleContract.__subclasses__(), *AdapterContract.__subclasses__()]
     tested = {contract.adapter.kind for contract in contracts if contract is not AdapterContract}
-    assert tested == {adapter.kind for adapter in ADAPTERS if not isinstance(adapter, FunctionalAdapter)}, (
-        "write a contract test for the new kind of layer"
-    )
+    known = {adapter.kind for adapter in ADAPTERS if not isinstance(adapter, FunctionalAdapter)}
+    assert tested == known, "write a contract test for the new kind of layer"
     assert adapter_named("convolution of the second kind") is None

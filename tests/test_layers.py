@@ -231,11 +231,10 @@ def test_an_optimizer_without_a_rule_is_run_again_on_weights_in_their_own_shape(
 
 
 def test_a_layer_of_a_user_s_own_is_exact_with_the_adapter_of_the_documentation(tmp_path: Path):
-    page = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     kept = list(ADAPTERS)
     try:
-        exec(page.split("```python\n")[1].split("```")[0], names)
+        exec(_documented("class LayerScale"), names)
         model = fill(nn.Sequential(nn.Linear(4, 5), names["LayerScale"](5))).double()
         inputs = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(5)).double()
         memory, _ = recorded(model, inputs, OPTIMIZERS["adam"])
@@ -249,6 +248,28 @@ def test_a_layer_of_a_user_s_own_is_exact_with_the_adapter_of_the_documentation(
         ADAPTERS[:] = kept
     with pytest.raises(sl.UnsupportedError, match="register_layer"):
         memory.attend(model, inputs)
+
+
+def test_a_module_that_uses_f_linear_is_exact_with_the_line_of_the_documentation():
+    names: dict[str, Any] = {}
+    kept = list(ADAPTERS)
+    try:
+        exec(_documented("class LowRank"), names)
+        model = fill(nn.Sequential(nn.Linear(4, 5), names["LowRank"](5, 2))).double()
+        inputs = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(5)).double()
+        memory, _ = recorded(model, inputs, OPTIMIZERS["adam"])
+        assert list(memory.layers) == ["0", "1.down", "1.up"]
+        assert memory.info.as_dict()["not recorded"] == []
+        assert memory.verify(model).ok
+    finally:
+        ADAPTERS[:] = kept
+
+
+def _documented(what: str) -> str:
+    """The example of the page on layers that has this in it."""
+    page = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
+    (found,) = (block.split("```")[0] for block in page.split("```python\n")[1:] if what in block.split("```")[0])
+    return found
 
 
 def assert_parts_add_up_in_the_last_layer(memory: sl.Memory, model: nn.Module, inputs: Tensor) -> None:

@@ -64,7 +64,7 @@ class WatchHandle:
 
     def remove(self) -> None:
         weight = id(self._watched.weight)
-        _watched[weight].remove(self._watched)
+        _watched[weight] = [each for each in _watched[weight] if each is not self._watched]
         if not _watched[weight]:
             del _watched[weight]
         if not _watched:
