@@ -9,7 +9,6 @@ test compares the three, and measures some of the cells again. A new kind of lay
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -189,10 +188,12 @@ def _table(rows: dict[str, dict[str, str]]) -> str:
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with its table replaced: the one that starts with the optimizers."""
-    found = re.findall(r"^\| optimizer \|.*(?:\n\|.*)*", page, flags=re.MULTILINE)
-    assert len(found) == 1, "a page has one such table"
-    return page.replace(found[0], table)
+    """The page with what is between its two marks replaced."""
+    before, opening, rest = page.partition("<!-- exactness: written by `make docs` -->\n")
+    _, closing, after = rest.partition("<!-- /exactness -->")
+    assert opening, "the page has the first mark"
+    assert closing, "the page has the second mark"
+    return before + opening + table + "\n" + closing + after
 
 
 if __name__ == "__main__":
