@@ -78,8 +78,6 @@ class Served:
 def serve(subject: Subject, *, host: str = "127.0.0.1", port: int = PORT, framed: bool = False) -> Served:
     """Starts the server in the background; port 0 takes any that is free."""
     _needs_extra()
-    reader = subject.reopen()._view.reader
-    reader.need_visits("the visits that the explorer shows", "Ask attend(model, inputs) for top or totals")
     return Served(subject, host=host, port=port, framed=framed)
 
 
