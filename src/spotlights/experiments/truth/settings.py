@@ -1,4 +1,4 @@
-"""The settings in which answers are compared with retraining. One was used for choosing; the others were not.
+"""The settings in which answers are compared with retraining, and which of them were used for choosing something.
 
 `mnist-mlp` is the one of the dattri benchmark (first 5,000 training and 500 test images), on which λ was
 chosen, on one half of its tests and subsets. That influence leaves out Adam's preconditioner was chosen on
