@@ -113,7 +113,8 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
     name = list(reader.layers)[-1] if layer is None else layer
     found = reader.layer(name)
     grouping = Grouping(found, "example", view.strings("example"), None)
-    reducer = DisagreementReducer(grouping, found.entry.out_features, reader.log(name).factor)
+    factor = next(iter(reader.log(name).factor.values()), torch.ones(reader.manifest.steps, dtype=torch.float64))
+    reducer = DisagreementReducer(grouping, found.entry.out_features, factor)
     scan([Job(found, view.selection, 0, lambda block: _NO_VALUES, [reducer])])
     labels = grouping.labels
     seen = torch.tensor(

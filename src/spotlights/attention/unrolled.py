@@ -161,7 +161,7 @@ class UnrolledMatrices(Unrolled):
         for chunk in self._sweep.chunks(selection):
             for step in chunk.steps:
                 if len(step.block):
-                    of_weight, of_bias = block_gradients(step.block, step.factor)
+                    of_weight, of_bias = block_gradients(step.block)
                     for swept, factor in zip(self._sweep.weights, step.weights, strict=True):
                         weight[:, swept.columns] += act(swept.side, factor, of_weight[:, swept.columns])
                     for bias, factor in zip(biases, step.biases, strict=True):
@@ -233,8 +233,7 @@ class _SweptContributions(SweptValues):
 
     def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
         sides = [swept.side for swept in self._sweep.weights]
-        found = self._pairs.contributions(step.block, sides, step.weights, step.bias)
-        values[:, step.place] = found.mul_(step.factor)
+        values[:, step.place] = self._pairs.contributions(step.block, sides, step.weights, step.bias)
 
 
 _QUERIES_FOR_THREADS = 4
@@ -272,7 +271,7 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
         per_step[name] = torch.zeros(until, dtype=torch.float64)
         if name in entry.trained:
             coefficients = rule.coefficients(log.rule[name][:until])
-            per_step[name] = coefficients.per_step * log.factor[:until]
+            per_step[name] = coefficients.per_step * log.factor[name][:until]
             value = value * coefficients.initial
             held = reader.initial.get(f"{layer}/{name}/{rule.moment}")
             if held is not None:

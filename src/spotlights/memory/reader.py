@@ -86,7 +86,7 @@ class Segment:
                 names.layer_tensor(layer, names.INDEX): (slots,),
                 names.layer_tensor(layer, names.ERRORS): (slots, described.out_features),
                 names.layer_tensor(layer, names.ERROR_SCALE): (slots,),
-                names.probe_tensor(layer): (steps, 3),
+                names.probe_tensor(layer): (steps, 2),
             }
             for column in self._manifest.columns:
                 shapes[names.column_tensor(layer, column)] = (slots,)
@@ -387,7 +387,8 @@ class LayerReader:
 class StepLog:
     """A layer's step log."""
 
-    factor: Float[Tensor, "steps"]
+    factor: dict[str, Float[Tensor, "steps"]]
+    """γ of each trained parameter."""
     residual: Float[Tensor, "steps"]
     moved: Float[Tensor, "steps"]
     rule: dict[str, Float[Tensor, "steps fields"]]
@@ -475,20 +476,22 @@ class MemoryReader:
     def _read_log(self, layer: str) -> StepLog:
         entry = self.manifest.layers[layer]
 
-        def joined(name: str, width: int) -> Tensor:
+        def joined(name: str, *width: int) -> Tensor:
             found = []
             for segment in self.segments:
                 tensor = segment.tensor(name)
                 if tensor is None:
                     raise MemoryFormatError(f"{segment.path} has no {name!r}.")
                 found.append(tensor)
-            return torch.cat(found) if found else torch.empty(0, width, dtype=torch.float64)
+            return torch.cat(found) if found else torch.empty(0, *width, dtype=torch.float64)
 
-        probe = joined(names.probe_tensor(layer), 3)
+        residual, moved = joined(names.probe_tensor(layer), 2).unbind(1)
         fields = len(self.manifest.log_fields)
         ruled = entry.trained if self.manifest.rule is not None else []
         return StepLog(
-            *probe.unbind(1),
+            {p: joined(names.factor_tensor(layer, p)) for p in entry.trained},
+            residual,
+            moved,
             rule={p: joined(names.rule_tensor(layer, p), fields) for p in ruled},
             samples={p: joined(names.sample_tensor(layer, p), 0) for p in entry.trained},
         )

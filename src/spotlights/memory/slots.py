@@ -33,8 +33,13 @@ def column_tensor(layer: str, column: str) -> str:
 
 
 def probe_tensor(layer: str) -> str:
-    """Per step: γ, the unexplained share, and 1 if the weights were changed outside the optimizer."""
+    """Per step: the unexplained share, and 1 if the weights were changed outside the optimizer."""
     return f"{LOG}{layer}/probe"
+
+
+def factor_tensor(layer: str, parameter: str) -> str:
+    """Per step: γ."""
+    return f"{LOG}{layer}/{parameter}/factor"
 
 
 def rule_tensor(layer: str, parameter: str) -> str:
@@ -111,8 +116,8 @@ class LayerStep:
     """What one optimizer step left behind in one layer."""
 
     rows: list[Rows]
-    gradient: GradientBlock | None
-    """None where there is nothing to compare: no errors are kept, or there was no gradient."""
+    gradients: dict[str, GradientBlock]
+    """By parameter; none where there is nothing to compare: no errors are kept, or there was no gradient."""
     moved: bool
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""

@@ -20,8 +20,8 @@ from torch import Tensor
 from spotlights.errors import SettingError
 
 _PAGE = 4096
-_SMALLEST = 2.0**-7
-"""Rows whose largest stored number is below this would lose digits: float16 holds numbers down to 2⁻¹⁴ in full."""
+_SMALLEST = 0.25
+"""Rows whose largest stored number is below this would lose digits of the small ones: float16 ends at 2⁻²⁴."""
 
 
 class BufferPool:
@@ -107,8 +107,9 @@ class Float16(Storage):
                 return stored, _same_scale(len(rows), like)
         largest = _largest(rows) if rows.numel() else 0.0
         scale = like if like is not None and largest == 0.0 else 1.0
-        if 0 < largest < math.inf and not 0.25 <= largest <= 2.0**15:
-            scale = math.ldexp(1.0, min(math.frexp(largest)[1], 127))  # 2¹²⁸ would be infinite
+        if 0 < largest < math.inf and not _SMALLEST <= largest <= 2.0**15:
+            # To 2⁶ … 2⁷, so that it fits for long; 2⁻¹²⁶: the smallest scale whose inverse is no infinity.
+            scale = math.ldexp(1.0, max(math.frexp(largest)[1] - 7, -126))
         return self._fill(stored, rows, scale, pool), _same_scale(len(rows), scale)
 
     def _fill(

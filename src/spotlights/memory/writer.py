@@ -26,10 +26,10 @@ import xxhash
 from jaxtyping import Shaped
 from torch import Tensor
 
-from spotlights.dual_form import GradientProbe
 from spotlights.errors import MemoryExistsError, MemoryFormatError, ResumeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import ColumnTable, missing
+from spotlights.memory.gradient_block import Group, compare
 from spotlights.memory.manifest import (
     FILE,
     FileEntry,
@@ -54,7 +54,6 @@ _WAITING_SEGMENTS = 2
 _SLOTS_PER_CHECKPOINT = 4
 """So many times a checkpoint's bytes are written before the next one is."""
 _GIVE_UP_ROWS = 1 << 20
-_NOTHING = GradientProbe(factor=1.0, residual=0.0)
 
 
 class KeyIndex:
@@ -342,12 +341,11 @@ class MemoryWriter:
             counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
-        rounding = storage_named(entry.storage).rounding
-        probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, rounding) for s in log]
-        tensors[names.probe_tensor(layer)] = [
-            np.array([[p.factor, p.residual, float(s.moved)] for p, s in zip(probes, log, strict=True)])
-        ]
+        group = Group(entry.out_features // entry.groups, entry.in_features // entry.groups)
+        factors, share = compare(log, entry.trained, group, storage_named(entry.storage).rounding)
+        tensors[names.probe_tensor(layer)] = [np.stack([share, [float(s.moved) for s in log]], axis=1)]
         for parameter in entry.trained:
+            tensors[names.factor_tensor(layer, parameter)] = [factors[parameter]]
             if self._manifest.rule is not None:
                 tensors[names.rule_tensor(layer, parameter)] = [np.array([s.rule[parameter] for s in log])]
             tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter] for s in log])]
