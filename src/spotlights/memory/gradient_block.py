@@ -45,7 +45,7 @@ def compare(
     seen, sums = {}, {}
     for name in parameters:
         blocks = [step.gradients[name].seen if name in step.gradients else None for step in log]
-        nothing = next((np.zeros_like(block) for block in blocks if block is not None), np.zeros(0))
+        nothing = next((np.zeros_like(block) for block in blocks if block is not None), np.zeros(0, np.float32))
         seen[name] = np.stack([nothing if block is None else block for block in blocks]).reshape(len(log), -1)
         sums[name] = np.stack([each.get(name, nothing) for each in explained]).reshape(len(log), -1)
     if not seen:
@@ -56,14 +56,16 @@ def compare(
     alike = gradient_factor(all_seen, np.concatenate(list(sums.values()), axis=1), rounding)
     near = 16 * max(np.finfo(all_seen.dtype).eps, rounding) * np.abs(alike)
     factors = {name: np.where(np.abs(own - alike) <= near, alike, own) for name, own in factors.items()}
+    for name, factor in factors.items():
+        # A gradient of zeros: whatever the slots say, nothing of it is used.
+        factor[[name in step.gradients and step.gradients[name].at is None for step in log]] = 0.0
     explained_parts = [sums[name] * factors[name][:, None] for name in parameters]
     return factors, unexplained_share(all_seen, np.concatenate(explained_parts, axis=1))
 
 
 def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], group: Group) -> dict[str, np.ndarray]:
     """The same blocks of `Σ δ⊗k` and `Σ δ`."""
-    # A gradient of zeros: whatever the slots say, nothing of it is used.
-    found = {n: np.ones_like(b.seen) if b.at is None else np.zeros_like(b.seen) for n, b in blocks.items()}
+    found = {name: np.zeros_like(block.seen) for name, block in blocks.items()}
     for each in rows:
         of_units, errors = None, np.empty((0, 0))
         for name, block in blocks.items():
