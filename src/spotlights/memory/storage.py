@@ -135,7 +135,7 @@ def _largest(rows: Float[Tensor, "rows features"]) -> float:
 @lru_cache(maxsize=256)
 def _same_scale(rows: int, scale: float) -> Float[Tensor, "rows"]:
     """Nobody changes it: one tensor serves all calls."""
-    return torch.full((rows,), scale)
+    return torch.full((rows,), scale, dtype=torch.float32)
 
 
 class Int8(Storage):
