@@ -213,16 +213,16 @@ def _assert_stopped_well(path: Path, final: dict, stopped: list[str], weights: l
 def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path, monkeypatch, uninterrupted, room):
     path = tmp_path / "m"
     left = room
-    write = os.write
+    write = os.writev
 
-    def limited(file: int, data: Any) -> int:
+    def limited(file: int, pieces: Any) -> int:
         nonlocal left
-        left -= len(data)
+        left -= sum(map(len, pieces))
         if left < 0 and path.joinpath("memory.json").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data)
+        return write(file, pieces)
 
-    monkeypatch.setattr(os, "write", limited)
+    monkeypatch.setattr(os, "writev", limited)
     final, stopped = _run_with_failing_disk(path)
     monkeypatch.undo()
     steps = _assert_stopped_well(path, final, stopped, uninterrupted)
@@ -300,13 +300,13 @@ def test_a_slow_disk_slows_training_instead_of_filling_the_memory(tmp_path, monk
     """At most two segments wait, one is written, one is collected: whatever the number of steps."""
     model = network(FEATURES, 64, 64, 3)
     optimizer = sgd(model)
-    write = os.write
+    write = os.writev
 
-    def slow(file: int, data: Any) -> int:
+    def slow(file: int, pieces: Any) -> int:
         time.sleep(0.03)
-        return write(file, data)
+        return write(file, pieces)
 
-    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(os, "writev", slow)
     step_bytes = 4 * 8 * (FEATURES + 64 + 64 + 64 + 64 + 3)
     ahead = []
 
