@@ -78,8 +78,8 @@ def _without_absent(
     seen: Float[np.ndarray, "steps entries"], explained: Float[np.ndarray, "steps entries"]
 ) -> Float[np.ndarray, "steps entries"]:
     """With zeros where there is no gradient, which say nothing of γ; a gradient of NaNs stays one."""
-    absent = np.isnan(seen).all(axis=1) & ~explained.any(axis=1)
-    return np.where(absent[:, None], np.zeros((), seen.dtype), seen)
+    absent = np.isnan(seen).all(axis=1, keepdims=True) & (explained == 0.0).all(axis=1, keepdims=True)
+    return np.where(absent, np.zeros((), seen.dtype), seen)
 
 
 def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: LayerEntry) -> dict[str, np.ndarray]:
@@ -95,7 +95,7 @@ def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: L
             if len(block.at) == 1:
                 found[name] += np.add.reduce(errors)
                 continue
-            for units, features in _within_groups(*block.at, entry):
+            for units, features in _within_groups(block.at[0], block.at[1], entry):
                 found[name][units] += errors[:, units].T @ each.some_keys(features)
     return found
 

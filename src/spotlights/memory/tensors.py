@@ -104,7 +104,7 @@ class _Stream:
             if self._filled:
                 self._empty()
             whole = len(piece) // _PAGE * _PAGE
-            self._waiting.append(memoryview(piece[:whole]))
+            self._waiting.append(piece[:whole].data)
             self._waiting_bytes += whole
             if self._waiting_bytes >= _WRITE_BYTES:
                 self._empty()

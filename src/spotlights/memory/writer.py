@@ -34,6 +34,7 @@ from spotlights.memory.gradient_block import blocks_of, compare
 from spotlights.memory.manifest import (
     FILE,
     FileEntry,
+    LayerEntry,
     Manifest,
     SegmentEntry,
     read_manifest,
