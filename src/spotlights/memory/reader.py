@@ -44,7 +44,7 @@ def _buffer(what: str, rows: int, features: int) -> Float[Tensor, "rows features
     size = ROWS * features
     held = getattr(_buffers, what, None)
     if held is None or held.numel() < size:
-        held = torch.empty(size)
+        held = torch.empty(size, dtype=torch.float32)
         setattr(_buffers, what, held)
     return held[: rows * features].view(rows, features)
 
