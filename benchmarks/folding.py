@@ -127,10 +127,11 @@ def training(name: str, turns: int, steps: int, layers: list[str], folder: str) 
         size = sl.open(path).info.as_dict()["bytes"]
     extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     ratios = sorted(b / a for a, b in pairs)
+    together = sum(b for _, b in pairs) / sum(a for a, _ in pairs)
     between = max(folded_writer.SNAPSHOT_SECONDS, taken / folded_writer.SNAPSHOT_SHARE)
     print(
         f"{name}: folded / plain training: median {statistics.median(ratios):.3f} (quartiles "
-        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, all together {sum(b for _, b in pairs) / sum(a for a, _ in pairs):.3f}, "
+        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, all together {together:.3f}, "
         f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); a snapshot of "
         f"{size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
         f"extra memory {extra:.0f} MB"

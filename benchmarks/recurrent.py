@@ -106,8 +106,9 @@ def measure(make: type[Characters | Words], dtype: str, turns: int, steps: int, 
         pairs = [(plain.steps(steps), recorded.steps(steps, r)) for _ in range(turns)]
     ratios = sorted(b / a for a, b in pairs)
     step = statistics.median(a for a, _ in pairs) / steps
+    kept = "keys and errors" if errors else "keys alone"
     print(
-        f"{make.__name__.lower():10} {dtype:8} {'keys and errors' if errors else 'keys alone':16} recorded / unrecorded: "
+        f"{make.__name__.lower():10} {dtype:8} {kept:16} recorded / unrecorded: "
         f"median {statistics.median(ratios):.3f} (quartiles {ratios[len(ratios) // 4]:.3f} to "
         f"{ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, {1e3 * step:.1f} ms a step unrecorded)",
         flush=True,

@@ -64,6 +64,11 @@ class Asked:
         return self.attention._forward.directions(self.attention.layer.name, margin_of(self.data))
 
     @property
+    def rows(self) -> float:
+        """For each input."""
+        return len(self.attention.queries) / len(self.data.test_labels)
+
+    @property
     def size(self) -> float:
         return float(self.moment.diagonal()[:-1].mean())
 
@@ -75,12 +80,12 @@ class Asked:
     # -- the variants of one layer -----------------------------------------------------------
 
     def plain(self, damping: float = DAMPING) -> Tensor:
-        queries, ones = whitened(self.attention.queries, self.moment, damping=damping, bias=True)
+        queries, ones = whitened(self.attention.queries, self.moment, damping=damping, bias=True, rows=self.rows)
         return self.totals(queries, ones, self.directions())
 
     def preconditioned(self) -> Tensor:
         """Through what the optimizer really did: the contributions of whitened queries."""
-        queries, ones = whitened(self.attention.queries, self.moment, damping=DAMPING, bias=True)
+        queries, ones = whitened(self.attention.queries, self.moment, damping=DAMPING, bias=True, rows=self.rows)
         return self.totals(queries, ones, self.directions(), preconditioned=True)
 
     def centred(self) -> Tensor:
@@ -104,7 +109,7 @@ class Asked:
         moment /= moment.diagonal().mean()
         damped = moment + damping * torch.eye(size, dtype=torch.float64)
         directions = torch.linalg.solve(damped, self.directions().double().T).T.float() * (1 + damping)
-        queries, ones = whitened(self.attention.queries, self.moment, damping=DAMPING, bias=True)
+        queries, ones = whitened(self.attention.queries, self.moment, damping=DAMPING, bias=True, rows=self.rows)
         return self.totals(queries, ones, directions)
 
 

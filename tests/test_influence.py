@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
 from spotlights.attention.per_input import PerInput
+from spotlights.attention.whitening import key_moments
 from spotlights.memory.moments import FILE
 
 
@@ -300,6 +301,34 @@ def convolutions() -> nn.Module:
     return model.double()
 
 
+def record_images(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, storage: str) -> Tensor:
+    images = torch.randn(9, 1, 6, 6, generator=torch.Generator().manual_seed(7)).double()
+    labels = torch.arange(9) % 3
+    with sl.record(model, optimizer, path, dtype=storage) as recorder:
+        for batch in (torch.arange(9).roll(3 * i)[:5] for i in range(6)):
+            recorder.batch(example=batch, label=labels[batch])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    return images
+
+
+def test_a_layer_counts_by_its_inputs_however_many_rows_it_has_for_them(tmp_path: Path):
+    model = convolutions()
+    images = record_images(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "a.memory", "float64")
+    memory = sl.open(tmp_path / "a.memory")
+    spot = memory.attend(model, images[:4])
+    for name, rows in (("0", 16), ("2", 9), ("4", 1)):
+        moment = key_moments(memory._view.reader)[name]
+        visits = 30  # six batches of five
+        assert moment[-1, -1] == rows * visits
+        strength = 1e9 * moment.diagonal().mean() / visits
+        found = spot[name].influence(1, damping=1e9).totals("example").values * strength
+        owners, inputs = spot[name].owners(1)
+        plain = PerInput([spot[name].contributions(1)], [owners], inputs=inputs).totals("example").values
+        torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p)])
 @pytest.mark.parametrize("storage", ["float64", "int8"])
 @pytest.mark.parametrize("column", ["example", "label", "step"])
@@ -311,15 +340,7 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     monkeypatch: pytest.MonkeyPatch,
 ):
     model = convolutions()
-    optimizer = make(model.parameters())
-    images = torch.randn(9, 1, 6, 6, generator=torch.Generator().manual_seed(7)).double()
-    labels = torch.arange(9) % 3
-    with sl.record(model, optimizer, tmp_path / "a.memory", dtype=storage) as recorder:
-        for batch in (torch.arange(9).roll(3 * i)[:5] for i in range(6)):
-            recorder.batch(example=batch, label=labels[batch])
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
+    images = record_images(model, make(model.parameters()), tmp_path / "a.memory", storage)
     spot = sl.open(tmp_path / "a.memory").where(step=range(1, 6)).attend(model, images[:4])
     found = []
     for matrices in (True, False):

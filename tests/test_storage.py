@@ -161,3 +161,16 @@ def test_float16_keeps_its_digits_when_the_size_of_the_numbers_changes(before, n
     assert scale is not None
     found = stored.float() * scale[:, None]
     torch.testing.assert_close(found, rows * now, rtol=2.0**-11, atol=float((rows * now).abs().max()) * 2.0**-22)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_smaller_types_do_not_depend_on_the_default_type_of_torch(tmp_path, dtype):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = network(dtype=torch.float64)
+        memory = _recorded(tmp_path / "m", model, dtype)
+        assert memory.verify(model).ok
+        totals = memory.attend(model, examples()[0][:2])["2"].contributions(target=1).totals("example")
+        assert totals.values.isfinite().all()
+    finally:
+        torch.set_default_dtype(torch.float32)

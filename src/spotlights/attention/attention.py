@@ -159,7 +159,7 @@ class Attention(Measure):
 
     def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
         """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
-        return self._forward.inputs_of(self.layer.name, target)
+        return self._forward.inputs_of(self.use, target)
 
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
@@ -190,12 +190,14 @@ class Attention(Measure):
                 f'Layer "{self.layer.name}" maps {self.layer.entry.groups} parts of its keys apart from each other: '
                 "there is no estimate of influence through such a layer. Its contributions are exact."
             )
+        owners, inputs = self.owners(target)
         return LayerInfluence(
             self.view,
             self.layer,
             self.queries,
             self._forward.directions(self.layer.name, target).cpu(),
             damping=DAMPING if damping is None else damping,
+            rows=len(owners) / inputs,
         )
 
     def _need_plain(self, what: str) -> None:

@@ -40,13 +40,12 @@ class LayerInfluence(Contributions):
         directions: Float[Tensor, "queries out_features"],
         *,
         damping: float,
+        rows: float,
     ) -> None:
-        view.unrolled(layer.name)  # refuses before the long part, if it must
+        steps = unroll_plainly(view.reader, layer.name, view.until)  # refuses before the long part, if it must
         moment = key_moments(view.reader)[layer.name]
-        keys, ones = whitened(
-            queries, moment, damping=damping, bias=bool(set(layer.entry.bias_names) & set(layer.entry.trained))
-        )
-        steps = unroll_plainly(view.reader, layer.name, view.until)
+        bias = bool(set(layer.entry.bias_names) & set(layer.entry.trained))
+        keys, ones = whitened(queries, moment, damping=damping, bias=bias, rows=rows)
         super().__init__(view, layer, keys, directions, exact=False, unrolled=steps)
         self._bias_queries = ones
         self.damping = damping

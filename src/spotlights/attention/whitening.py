@@ -3,6 +3,7 @@
 Directions in which all keys are alike say little about a single example: what it taught there, the others teach
 as well. Whitening divides them out, as an influence function does with the curvature of the loss; the keys' part of the
 curvature is all it takes. The score `k·q` becomes `k·q̃`, so that whatever scans for scores scans for these.
+Where a layer has several rows for an input, as a convolution has, the curvature adds up over them, and so does C.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def whitened(
     *,
     damping: float,
     bias: bool,
+    rows: float = 1.0,
 ) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
     """Queries for the keys, and for the key 1 of the bias, such that plain products with them are whitened scores.
 
@@ -122,12 +124,13 @@ def whitened(
         moment: as `key_moments` gives it.
         damping: λ. The larger, the more the scores are like plain ones.
         bias: whether the layer learned a bias, and so has the key 1.
+        rows: how many rows the layer has for an input. C is the moment of an input: that of all its rows together.
     """
     if not damping > 0:
         raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
     count = moment[-1, -1].clamp_min(1.0)
     size = len(moment) - (0 if bias else 1)
-    covariance = moment[:size, :size] / count
+    covariance = moment[:size, :size] * (rows / count)
     strength = damping * covariance.diagonal().mean()
     if not strength > 0:  # no slots, or keys that are all zero: nothing to divide out
         return queries, torch.ones(len(queries), dtype=queries.dtype)

@@ -1,0 +1,1 @@
+"""What the language experiments share: texts, the network, training, passages and their evaluation."""
