@@ -131,7 +131,8 @@ def training(name: str, turns: int, steps: int, layers: list[str], folder: str) 
     between = max(folded_writer.SNAPSHOT_SECONDS, taken / folded_writer.SNAPSHOT_SHARE)
     print(
         f"{name}: folded / plain training: median {statistics.median(ratios):.3f} (quartiles "
-        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, all together {together:.3f}, "
+        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, all "
+        f"together {together:.3f}, "
         f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); a snapshot of "
         f"{size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
         f"extra memory {extra:.0f} MB"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import spotlights as sl
+from explorers import get
 from spotlights.cli import app
 from spotlights.datasets import read_text
 from spotlights.experiments import aesop_char, char_lm, wikitext2_word
@@ -24,6 +25,8 @@ from spotlights.experiments.language.results import LanguageResults
 from spotlights.experiments.language.training import windows
 from spotlights.experiments.results import load_results
 from spotlights.experiments.running import load_run, repeat, run_experiment
+from spotlights.web.explorer import Explorer
+from spotlights.web.runs import subject_of
 
 SENTENCES = (
     "The hen sat on the fence.",
@@ -310,3 +313,29 @@ def test_the_report_shows_the_papers_queries_with_marks(tmp_path: Path):
     assert "<mark>" in page
     assert "the paper&#x27;s Table 3" in page or "the paper's Table 3" in page
     assert "a single d|rop" in page
+
+
+# -- the explorer -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["characters", "words"])
+def test_the_explorer_opens_a_run_and_finds_what_the_library_finds(which: str, request: pytest.FixtureRequest):
+    folder: Path = request.getfixturevalue(which)
+    explorer = Explorer(subject_of(folder), prepare=False)
+    about = get("run", explorer)
+    assert (about["visits"], about["audit"], about["prompt"]) == (False, False, True)
+    assert [measure["name"] for measure in about["measures"]] == ["score"]
+    trained, _ = open_run(folder)
+    prompt = prompt_of("the hen sat", trained.data.vocabulary)
+    found = get("layer", explorer, q="text:the hen sat", measure="score", layer=LAYER, top=5)
+    numbers = trained.data.vocabulary.encode(prompt)
+    expected = trained.memory.attend(trained.model, numbers[None], kernel="cosine")[LAYER].at(len(prompt) - 1).top(5)
+    assert [row["example"] for row in found["top"]] == expected.columns["example"][0][0]
+    for row in found["top"]:
+        shown, token = row["shown"], trained.data.train.tokens[row["example"]]
+        assert shown["text"][shown["start"] : shown["end"]] == token
+    example = found["top"][0]["example"]
+    assert get("examples", explorer, code=404)
+    assert get(f"examples/{example}", explorer)["columns"]["visits"] > 0
+    assert get("query", explorer, q=f"train:{example}")["tokens"]
+    assert "folded" in get("mask", explorer, code=422, q="text:the hen sat")["error"]["message"]

@@ -9,7 +9,7 @@ import pytest
 
 import spotlights as sl
 from spotlights import errors
-from spotlights.attention import Contributions, Influence, Spotlights, Suspects, Top, Totals
+from spotlights.attention import Contributions, Influence, Passages, Spotlights, Suspects, Top, Totals
 
 PROMISED = {
     "record", "open", "Memory", "Attention", "Recorder", "DualLinear", "dot_attention", "__version__",
@@ -19,7 +19,7 @@ MEMORY = {
     "layers", "verify", "attend", "where", "without", "as_of", "weights", "dual", "columns", "steps", "info",
     "suspects",
 }  # fmt: skip
-ATTENTION = {"scores", "top", "totals", "contributions", "influence", "plot"}
+ATTENTION = {"scores", "top", "totals", "contributions", "influence", "passages", "plot"}
 
 
 def test_everything_in_all_exists_and_is_sorted():
@@ -69,7 +69,7 @@ def test_every_public_class_and_function_has_a_docstring(name: str):
 
 @pytest.mark.parametrize(
     "kind",
-    [sl.Memory, sl.Attention, sl.Recorder, Spotlights, Contributions, Influence, Suspects, Top, Totals],
+    [sl.Memory, sl.Attention, sl.Recorder, Spotlights, Contributions, Influence, Passages, Suspects, Top, Totals],
     ids=lambda kind: kind.__name__,
 )
 def test_every_public_method_has_a_docstring(kind: type):

@@ -2,6 +2,7 @@
 
 from spotlights.attention.attention import Attention, Contributions, Spotlights
 from spotlights.attention.influence import Influence
+from spotlights.attention.passage_results import Passages
 from spotlights.attention.questions import AskTop, AskTotals
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.suspects import Suspects
@@ -12,6 +13,7 @@ __all__ = [
     "Attention",
     "Contributions",
     "Influence",
+    "Passages",
     "Spotlights",
     "Suspects",
     "Top",

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from spotlights.attention.unrolled import GroupParts, Unrolled, UnrolledMatrices
 from spotlights.dual_form import outer_sum
-from spotlights.memory.reader import LayerReader
+from spotlights.memory.reader import ROWS, LayerReader
 
 PARTS_BYTES = 1 << 30
 """What the matrices of all groups may take."""
 _INPUTS_BYTES = 64 << 20
+_SUM = 1_000_000
+"""What it takes to begin adding up the slots of one group, in multiplications."""
 
 
 def by_matrix(layer: LayerReader, unrolled: Unrolled, *, queries: int, inputs: int, groups: int) -> bool:
@@ -29,10 +31,14 @@ def by_matrix(layer: LayerReader, unrolled: Unrolled, *, queries: int, inputs: i
     if groups * size * 8 > PARTS_BYTES:
         return False
     if isinstance(unrolled, UnrolledMatrices):
-        pairs = layer.slots * size
+        stretches, pairs = unrolled.steps, layer.slots * size
     else:
-        pairs = layer.slots * entry.out_features + layer.distinct_keys * entry.in_features
-    return (layer.slots + inputs * groups + queries) * size < queries * pairs
+        stretches, pairs = (
+            -(-layer.slots // ROWS),
+            layer.slots * entry.out_features + layer.distinct_keys * entry.in_features,
+        )
+    sums = min(layer.slots * inputs / max(queries, 1), stretches * groups)  # of some rows of an example, or of a group
+    return (layer.slots + inputs * groups + queries) * size + sums * _SUM < queries * pairs
 
 
 def group_products(

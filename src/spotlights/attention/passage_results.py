@@ -115,6 +115,7 @@ class Passages(Printable):
 
     @property
     def title(self) -> str:
+        """What was asked."""
         if self.prompt is None:
             return f"passages by score in {self.layer}"
         asked = "".join(text if not held else f"«{text}»" for text, held in self._parts(self.prompt, set(self.tokens)))

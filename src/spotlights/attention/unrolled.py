@@ -162,6 +162,7 @@ class UnrolledMatrices(Unrolled):
 
     def __init__(self, reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> None:
         self._sweep = LayerSweep(reader, rule, layer, until)
+        self.steps = until
         self._layer = reader.layer(layer)
         self._initial: Parts | None = None
         self._known: dict[Selection, Parts] = {}

@@ -23,6 +23,7 @@ from spotlights.attention.results import Label
 from spotlights.attention.whitening import key_moments
 from spotlights.errors import SpotlightsError, UnknownNameError
 from spotlights.figures import palette
+from spotlights.memory.columns import FIRST_STEP, LAST_STEP, VISITS
 from spotlights.opened import Verification
 from spotlights.web.masks import Mask, Masks
 from spotlights.web.measures import Kept
@@ -156,6 +157,8 @@ class Explorer:
             "sources": sorted(set(inputs.sources or [])),
             "classes": [] if subject.class_names is None else subject.class_names(first_source),
             "examples": "example" in memory.columns,
+            "visits": known["folded"] is None,
+            "audit": "example" in memory.columns and known["folded"] is None and memory._view.reader.manifest.errors,
             "training_queries": subject.example_input is not None and "example" in memory.columns,
             "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
             "prompt": subject.tokenizer is not None,
@@ -280,7 +283,7 @@ class Explorer:
             for name, entry in entries.items()
             if name not in ("step", "example", "position")
         }
-        steps = layer.column_at("step", slots).tolist()
+        steps = [] if layer.folded else layer.column_at("step", slots).tolist()
         return {"example": example, "columns": columns, "steps": steps, "shown": self.show_example(example)}
 
     # -- queries -------------------------------------------------------------------------------
@@ -295,7 +298,7 @@ class Explorer:
         found = opened.answers.get(key)
         if found is None:
             with self.scanning:
-                found = opened.memory.attend(opened.model, query.batch)
+                found = opened.memory.attend(opened.model, query.batch, kernel=self.subject.kernel)
             opened.answers.put(key, found, 1 << 20)
         return found
 
@@ -370,7 +373,7 @@ class Explorer:
 @torch.no_grad()
 def _predict(model: nn.Module, tensors: Tensor) -> tuple[Tensor, Tensor] | None:
     said, share = [], []
-    for some in tensors.split(BATCH):
+    for some in (tensors[:1], *tensors[1:].split(BATCH)):  # one alone tells whether it is a classifier
         output = model(some)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(some):
             return None
@@ -390,7 +393,8 @@ def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
     if not layers or not layers[-1].slots:
         return {}
     layer, entries = layers[-1], memory._view.reader.manifest.columns
-    names = [name for name in entries if name not in ("step", "example", "position") and entries[name].kind != "float"]
+    no_groups = ("step", "example", "position", VISITS, FIRST_STEP, LAST_STEP)
+    names = [name for name in entries if name not in no_groups and entries[name].kind != "float"]
     found = {}
     for name in sorted(names, key=("label", "source").__contains__, reverse=True):
         values = layer.distinct(name)

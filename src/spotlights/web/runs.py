@@ -16,9 +16,11 @@ import spotlights as sl
 from spotlights.errors import MemoryFormatError, SettingError
 from spotlights.experiments import demo, running
 from spotlights.experiments.images import Prepared, prepare
+from spotlights.experiments.language.settings import LanguageSettings
 from spotlights.experiments.registry import EXPERIMENTS
 from spotlights.experiments.training import recorded_network
 from spotlights.web.subject import Drawing, Inputs, Subject
+from spotlights.web.texts import of_language_run
 
 
 def subject_of(path: str | Path) -> Subject:
@@ -72,6 +74,8 @@ def _of_demo(folder: Path) -> Subject:
 
 def _of_experiment(folder: Path) -> Subject:
     name, settings = running.started(folder)
+    if isinstance(settings, LanguageSettings):
+        return of_language_run(folder)
     if name not in EXPERIMENTS or not hasattr(settings, "train_images"):
         raise SettingError(
             f"{folder} is a run of {name}, which the explorer cannot open by itself yet. "

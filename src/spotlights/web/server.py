@@ -178,8 +178,10 @@ def _prepare(explorer: Explorer, wanted: Wanted) -> None:
 
 def _kinds(explorer: Explorer) -> list[Any]:
     memory = explorer.opened.memory
-    exact, examples = memory.info.as_dict()["exact"], "example" in memory.columns
-    return [kind for kind in KINDS.values() if (exact or not kind.signed) and (examples or not kind.estimate)]
+    known, examples = memory.info.as_dict(), "example" in memory.columns
+    exact = known["exact"] and explorer.subject.kernel == "dot"
+    kinds = [kind for kind in KINDS.values() if (exact or not kind.signed) and (examples or not kind.estimate)]
+    return kinds if known["folded"] is None else [KINDS["score"]]
 
 
 def _id(request: Request) -> int:

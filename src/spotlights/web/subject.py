@@ -82,6 +82,8 @@ class Subject:
     drawing: Drawing | None = None
     tokenizer: Tokenizer | None = None
     """Makes prompts queries."""
+    kernel: str = "dot"
+    """How keys and queries are compared; contributions and influence need the plain product."""
 
 
 def own_subject(

@@ -1,8 +1,9 @@
 """The settings in which answers are compared with retraining. One was used for choosing; the others were not.
 
 `mnist-mlp` is the one of the dattri benchmark (first 5,000 training and 500 test images), on which λ was
-chosen, on one half of its tests and subsets. Nothing was chosen on the others. In the convolutional ones whatever
-the recorder covers is recorded.
+chosen, on one half of its tests and subsets. That influence leaves out Adam's preconditioner was chosen on
+`mnist-mlp-adam`; what was seen on `mnist-cnn` is told in docs/truth.md. Nothing was chosen on the others. In the
+convolutional ones whatever the recorder covers is recorded.
 """
 
 from __future__ import annotations

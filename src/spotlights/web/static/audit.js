@@ -13,7 +13,7 @@ export function setUpAudit(about) {
   run = about;
   const views = [["", "This answer", "What the answer is made of"], ["audit", "Audit the labels", "Training examples that the network kept disagreeing with: their labels may be wrong (a)"]];
   fill($("views"), views.map(([view, name, title]) => h("button", { role: "tab", "data-view": view, title, onclick: () => change({ view }) }, name)));
-  $("views").hidden = !run.examples;
+  $("views").hidden = !run.audit;
   showView();
 }
 

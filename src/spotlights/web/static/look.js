@@ -65,8 +65,9 @@ export async function showLayer() {
     controls();
     cards();
     $("examples").classList.remove("busy");
-    const [first] = await Promise.all([ask("time", { ...wanted, steps: "" }, "time"), figures()]);
-    times = [first];
+    const [first] = await Promise.all([run.visits ? ask("time", { ...wanted, steps: "" }, "time") : null, figures()]);
+    times = first ? [first] : [];
+    $("when").hidden = !run.visits;
     await time();
     document.body.dataset.shown = location.hash;
     await showOtherTimes(wanted);
@@ -83,7 +84,7 @@ export async function showLayer() {
 /** The other layers come when the view is there: a hidden layer's contributions take longest. */
 async function showOtherTimes(wanted) {
   for (const { name } of run.layers) {
-    if (name === wanted.layer || estimate()) continue;
+    if (name === wanted.layer || estimate() || !run.visits) continue;
     times.push(await ask("time", { ...wanted, steps: "", layer: name }, "time"));
     await time();
   }
@@ -134,7 +135,7 @@ function controls() {
     target,
     estimate() ? pick("layer", "all", [["all", "all layers", "Influence adds up all layers: one alone says less"]], "nothing")
       : pick("layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), "layer"),
-    state.view || estimate() ? null : run.examples ? pick("add up", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "slots", "Each visit on its own"]], "by") : null,
+    state.view || estimate() || !run.visits ? null : run.examples ? pick("add up", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "slots", "Each visit on its own"]], "by") : null,
     columns.length > 1 && !state.view ? pick("by", column(), columns.map((name) => [name, name]), "per") : null,
     state.view ? null : steps);
 }
