@@ -82,7 +82,7 @@ def _kill_at_call(path: Path, start: int, call: int) -> None:
 
         return wrapped
 
-    for name in ("write", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
+    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
         setattr(os, name, counted(name))
     _run(start, range(start, STEPS), path)
 
@@ -193,11 +193,11 @@ def test_two_processes_cannot_record_one_memory(tmp_path, options):
 # -- disks that fail ---------------------------------------------------------------------------------
 
 
-def _run_with_failing_disk(path: Path) -> tuple[dict, list[str]]:
+def _run_with_failing_disk(path: Path, **options: Any) -> tuple[dict, list[str]]:
     """Trains to the end, returning the final weights and the warnings about the recording."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _, weights = _run(0, range(STEPS), path, resume=False)
+        _, weights = _run(0, range(STEPS), path, resume=False, **options)
     stopped = [str(w.message) for w in caught if issubclass(w.category, sl.RecordingStoppedWarning)]
     return weights[-1], stopped
 
@@ -213,16 +213,16 @@ def _assert_stopped_well(path: Path, final: dict, stopped: list[str], weights: l
 def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path, monkeypatch, uninterrupted, room):
     path = tmp_path / "m"
     left = room
-    write = os.write
+    write = os.writev
 
-    def limited(file: int, data: Any) -> int:
+    def limited(file: int, pieces: Any) -> int:
         nonlocal left
-        left -= len(data)
+        left -= sum(map(len, pieces))
         if left < 0 and path.joinpath("memory.json").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data)
+        return write(file, pieces)
 
-    monkeypatch.setattr(os, "write", limited)
+    monkeypatch.setattr(os, "writev", limited)
     final, stopped = _run_with_failing_disk(path)
     monkeypatch.undo()
     steps = _assert_stopped_well(path, final, stopped, uninterrupted)
@@ -252,12 +252,12 @@ def test_a_disk_that_fails_to_sync_or_rename_stops_the_recording(tmp_path, monke
 
 
 def _with_limited_files(path: Path) -> tuple[dict, list[str]]:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
-    return _run_with_failing_disk(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))
+    return _run_with_failing_disk(path, segment_bytes=4 * SEGMENT_BYTES)
 
 
 def test_a_limit_of_the_system_stops_the_recording_and_not_the_training(tmp_path, uninterrupted):
-    """RLIMIT_FSIZE: the kernel itself refuses the bytes, of segments and of the growing manifest alike."""
+    """RLIMIT_FSIZE: the kernel itself refuses the bytes of a segment."""
     final, stopped = elsewhere(_with_limited_files, tmp_path / "m")
     _assert_stopped_well(tmp_path / "m", final, stopped, uninterrupted)
 
@@ -265,11 +265,11 @@ def test_a_limit_of_the_system_stops_the_recording_and_not_the_training(tmp_path
 def test_a_recording_that_stopped_can_be_resumed(tmp_path, monkeypatch, uninterrupted):
     path = tmp_path / "m"
 
-    def full(file: int, data: Any) -> int:
+    def full(file: int, pieces: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     _run(0, range(20), path)
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "writev", full)
     with pytest.warns(sl.RecordingStoppedWarning):
         _run(20, range(20, STEPS), path)
     monkeypatch.undo()
@@ -280,7 +280,7 @@ def test_a_failure_at_the_very_end_is_warned_of(tmp_path, monkeypatch):
     model = network()
     optimizer = sgd(model)
 
-    def full(file: int, data: Any) -> int:
+    def full(file: int, pieces: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with warnings.catch_warnings(record=True) as caught:
@@ -288,7 +288,7 @@ def test_a_failure_at_the_very_end_is_warned_of(tmp_path, monkeypatch):
         with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
             train(model, optimizer, 3, recorder)
             recorder.flush()
-            monkeypatch.setattr(os, "write", full)
+            monkeypatch.setattr(os, "writev", full)
     monkeypatch.undo()
     assert caught[0].category is sl.RecordingStoppedWarning
     assert len(caught) == 1
@@ -300,13 +300,13 @@ def test_a_slow_disk_slows_training_instead_of_filling_the_memory(tmp_path, monk
     """At most two segments wait, one is written, one is collected: whatever the number of steps."""
     model = network(FEATURES, 64, 64, 3)
     optimizer = sgd(model)
-    write = os.write
+    write = os.writev
 
-    def slow(file: int, data: Any) -> int:
+    def slow(file: int, pieces: Any) -> int:
         time.sleep(0.03)
-        return write(file, data)
+        return write(file, pieces)
 
-    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(os, "writev", slow)
     step_bytes = 4 * 8 * (FEATURES + 64 + 64 + 64 + 64 + 3)
     ahead = []
 

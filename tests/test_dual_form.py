@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spotlights as sl
-from spotlights.dual_form import Adjoint, LinearStep, act, probe_gradient
+from spotlights.dual_form import Adjoint, LinearStep, act, gradient_factor, unexplained_share
 
 some = settings(max_examples=40, deadline=None)
 
@@ -69,24 +69,30 @@ def test_no_steps_leave_the_initial_weights():
 @given(factor=st.floats(-100, 100).filter(lambda f: abs(f) > 1e-3), seed=st.integers(0, 99))
 def test_the_probe_finds_the_factor_between_backward_and_step(factor: float, seed: int):
     product = np.random.default_rng(seed).standard_normal(9)
-    probe = probe_gradient(factor * product, product, rounding=2.0**-53)
-    assert probe.factor == pytest.approx(factor, rel=1e-12)
-    assert probe.residual < 1e-12
+    found = gradient_factor(factor * product, product, rounding=2.0**-53)
+    assert found == pytest.approx(factor, rel=1e-12)
+    assert unexplained_share(factor * product, found * product) < 1e-12
 
 
 def test_the_probe_calls_an_untouched_gradient_untouched():
     product = np.random.default_rng(0).standard_normal(9).astype(np.float32)
-    assert probe_gradient(product * np.float32(1 + 1e-7), product, rounding=2.0**-24).factor == 1.0
-    assert probe_gradient(product * np.float32(1 + 1e-4), product, rounding=2.0**-24).factor != 1.0
-    assert probe_gradient(product * np.float32(1 + 1e-4), product, rounding=2.0**-11).factor == 1.0
+    assert gradient_factor(product * np.float32(1 + 1e-7), product, rounding=2.0**-24) == 1.0
+    assert gradient_factor(product * np.float32(1 + 1e-4), product, rounding=2.0**-24) != 1.0
+    assert gradient_factor(product * np.float32(1 + 1e-4), product, rounding=2.0**-11) == 1.0
 
 
-def test_the_residual_is_the_share_that_the_slots_do_not_explain():
+def test_the_unexplained_share_is_that_of_what_the_slots_do_not_explain():
     explained, other, nothing = np.array([3.0, 0.0]), np.array([0.0, 4.0]), np.zeros(2)
     exact = 2.0**-53
-    probe = probe_gradient(explained + other, explained, exact)
-    assert probe.factor == pytest.approx(1.0)
-    assert probe.residual == pytest.approx(4 / 5)
-    assert probe_gradient(other, nothing, exact).residual == 1.0
-    assert probe_gradient(nothing, nothing, exact).residual == 0.0
-    assert probe_gradient(nothing, explained, exact).factor == 0.0
+    assert gradient_factor(explained + other, explained, exact) == pytest.approx(1.0)
+    assert unexplained_share(explained + other, explained) == pytest.approx(4 / 5)
+    assert unexplained_share(other, nothing) == 1.0
+    assert unexplained_share(nothing, nothing) == 0.0
+    assert gradient_factor(nothing, explained, exact) == 0.0
+    assert gradient_factor(other, nothing, exact) == 1.0, "γ cannot be told"
+
+
+def test_the_probe_compares_many_steps_at_once():
+    gradients, explained = np.random.default_rng(0).standard_normal((2, 5, 9))
+    each = [gradient_factor(g, e, 0.0) for g, e in zip(gradients, explained, strict=True)]
+    np.testing.assert_array_equal(gradient_factor(gradients, explained, 0.0), each)

@@ -195,7 +195,7 @@ def _kill_at_call(path: Path, start: int, call: int) -> None:
 
         return wrapped
 
-    for name in ("write", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
+    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
         setattr(os, name, counted(name))
     _run(start, STEPS, path)
 
@@ -257,18 +257,18 @@ def test_a_folded_run_killed_at_any_call_to_the_file_system_is_readable_and_resu
 # -- disks and readers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("room", [0, 30_000])
+@pytest.mark.parametrize("room", [0, 60_000])
 def test_a_full_disk_stops_the_folding_and_not_the_training(tmp_path, monkeypatch, full, room):
-    path, left, write = tmp_path / "m", room, os.write
+    path, left, write = tmp_path / "m", room, os.writev
 
-    def limited(file: int, data: Any) -> int:
+    def limited(file: int, pieces: Any) -> int:
         nonlocal left
-        left -= len(data)
+        left -= sum(map(len, pieces))
         if left < 0 and path.joinpath("memory.json").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data)
+        return write(file, pieces)
 
-    monkeypatch.setattr(os, "write", limited)
+    monkeypatch.setattr(os, "writev", limited)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, weights = _run(0, STEPS, path)

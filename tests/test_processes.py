@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spotlights as sl
+from spotlights.memory.reader import MemoryReader
 from training import EXAMPLES, assert_exact, examples, network, processes, state
 
 RANKS, STEPS, SHARE = 2, 6, 3
@@ -46,8 +47,17 @@ def batch(step: int, rank: int) -> Tensor:
     return every[rank * SHARE : (rank + 1) * SHARE]
 
 
-def run(model: nn.Module, ranks: list[int], path: Path, optimizer: str, *, accumulate: int = 1, **options: Any) -> None:
-    """Training on the batches of these ranks, with clipping."""
+def run(
+    model: nn.Module,
+    ranks: list[int],
+    path: Path,
+    optimizer: str,
+    *,
+    accumulate: int = 1,
+    apart: bool = False,
+    **options: Any,
+) -> None:
+    """Training on the batches of these ranks, with clipping: of all parameters together, or of each kind apart."""
     inputs, labels = examples()
     trainer = OPTIMIZERS[optimizer](model.parameters())
     quiet = model.no_sync if isinstance(model, DistributedDataParallel) else contextlib.nullcontext
@@ -60,7 +70,8 @@ def run(model: nn.Module, ranks: list[int], path: Path, optimizer: str, *, accum
                 recorder.batch(example=ids, label=labels[ids], source=sources)
                 with quiet() if part < accumulate - 1 else contextlib.nullcontext():
                     F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            for kind in ("weight", "bias") if apart else ("",):
+                nn.utils.clip_grad_norm_([p for name, p in model.named_parameters() if name.endswith(kind)], 0.3)
             trainer.step()
 
 
@@ -108,6 +119,20 @@ def test_two_processes_leave_the_memory_of_one_with_the_union_of_the_batches(tmp
     assert [(row["example"], row["step"], row["source"]) for row in top] == [
         (row["example"], row["step"], row["source"]) for row in same
     ]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_weights_and_biases_clipped_apart_are_exact_in_several_processes(tmp_path, optimizer):
+    first, _ = in_all(_data_parallel, tmp_path, optimizer, {"apart": True})
+    model = network()
+    model.load_state_dict(first)
+    memory = assert_exact(tmp_path / "run.memory", model)
+    run(network(), [*range(RANKS)], tmp_path / "one.memory", optimizer, apart=True)
+    for layer in memory.layers:
+        ours, theirs = (MemoryReader(tmp_path / f"{name}.memory").log(layer).factor for name in ("run", "one"))
+        assert not torch.allclose(ours["weight"], ours["bias"])
+        for parameter in ("weight", "bias"):  # the loss of one process is the mean over half of the examples
+            torch.testing.assert_close(RANKS * ours[parameter], theirs[parameter], rtol=1e-9, atol=1e-9)
 
 
 def test_an_optimizer_without_a_rule_is_run_again_on_the_gradients_of_all_processes(tmp_path):

@@ -336,19 +336,7 @@ def test_half_of_a_layer_may_be_frozen(tmp_path, frozen, in_optimizer):
     assert len(assert_exact(_memory(tmp_path), model)) == 20
 
 
-@pytest.mark.parametrize(
-    "set_to_none",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="one γ per layer: a frozen half with a gradient of zeros is given the other's slots",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("which", ["weight", "bias"])
 def test_half_of_a_layer_may_be_frozen_in_the_middle_of_a_run(tmp_path, which, set_to_none):
     model = network()

@@ -245,7 +245,7 @@ class TestMomentsOfIndexedKeys(TestMoments):
 class TestDisagreement(ReducerContract):
     def make(self) -> Reducer:
         found = attention("2")
-        return DisagreementReducer(found.grouping("example"), 6, found.view.reader.log("2").factor)
+        return DisagreementReducer(found.grouping("example"), 6, found.view.reader.log("2").factor["weight"])
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return reducer.errors, reducer.norms, reducer.visits

@@ -124,6 +124,19 @@ def test_a_weight_that_embedding_and_output_layer_share_is_one_memory_of_two_kin
     assert all(row["label"] == row["example"] % 2 for row in rows)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_slots_of_both_kinds_keep_their_digits_in_float16(size):
+    """Keys of the one are errors of the other: each kind has the scale of its own numbers."""
+    model = fill(Tied().float())
+    with torch.no_grad():
+        model.hidden.weight *= size
+    memory, _ = recorded(model, some_tokens(6, LENGTH), "sgd", dtype="float16")
+    verified = memory.verify(model)
+    assert verified.ok, str(verified)
+    for layer, check in verified.items():
+        assert check.relative_error <= 2.0**-11, f"{layer}: {verified}"
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_embedding_s_own_output_is_made_of_the_slots_of_both(optimizer):
     model, tokens = fill(Tied()).double(), some_tokens(3, LENGTH)

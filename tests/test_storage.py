@@ -7,6 +7,7 @@ from safetensors import safe_open
 from torch import nn
 
 import spotlights as sl
+from spotlights.memory.storage import BufferPool, storage_named
 from training import CLASSES, FEATURES, assert_exact, column, examples, fill, network, sgd, state, train
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "int8": 0.5 / 127}
@@ -147,3 +148,29 @@ def test_keys_of_a_dropped_part_are_not_counted_on(tmp_path):
         assert recorder.step == 3
         train(model, optimizer, range(3, 8), recorder)
     assert_exact(tmp_path / "m", model)
+
+
+@pytest.mark.parametrize("before", [1e-20, 1e-3, 1.0, 1e20])
+@pytest.mark.parametrize("now", [0.0, 1e-35, 1e-20, 1e-6, 1e-3, 0.05, 1.0, 30.0, 1e4, 1e9, 1e37])
+def test_float16_keeps_its_digits_when_the_size_of_the_numbers_changes(before, now):
+    storage, pool = storage_named("float16"), BufferPool(1 << 20)
+    rows = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    _, scale = storage.encode(rows * before, pool)
+    assert scale is not None
+    stored, scale = storage.encode(rows * now, pool, like=float(scale[0]))
+    assert scale is not None
+    found = stored.float() * scale[:, None]
+    torch.testing.assert_close(found, rows * now, rtol=2.0**-11, atol=float((rows * now).abs().max()) * 2.0**-22)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_smaller_types_do_not_depend_on_the_default_type_of_torch(tmp_path, dtype):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = network(dtype=torch.float64)
+        memory = _recorded(tmp_path / "m", model, dtype)
+        assert memory.verify(model).ok
+        totals = memory.attend(model, examples()[0][:2])["2"].contributions(target=1).totals("example")
+        assert totals.values.isfinite().all()
+    finally:
+        torch.set_default_dtype(torch.float32)

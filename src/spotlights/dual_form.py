@@ -2,13 +2,12 @@
 
 A linear layer trained by gradient descent is its initial weights plus one outer product (error ⊗ key)
 for every slot, each times a factor that depends on the slot's step alone: a number for SGD, a matrix for
-Adam and its kin. This module holds that factor (the sweep), the attention it leads to, and the probe that finds what
-happened to a gradient between `backward` and `step`. It knows nothing of modules, files or optimizer classes.
+Adam and its kin. This module holds that factor (the sweep), the attention it leads to, and the comparison that finds
+what happened to a gradient between `backward` and `step`. It knows nothing of modules, files or optimizer classes.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -148,30 +147,27 @@ def _sum(*terms: tuple[float, Factor]) -> Factor:
     return matrix if number == 0.0 else matrix.add_(number)
 
 
-@dataclass(frozen=True)
-class GradientProbe:
-    """How the recorded slots of one step relate to the gradient that the optimizer saw."""
+def gradient_factor(
+    gradient: Float[np.ndarray, "*steps entries"], from_slots: Float[np.ndarray, "*steps entries"], rounding: float
+) -> Float[np.ndarray, "*steps"]:
+    """γ, what a gradient was multiplied by after `backward` (clipping, loss scaling), by least squares.
 
-    factor: float
-    """γ: what the gradient was multiplied by after `backward` (clipping, loss scaling)."""
-    residual: float
-    """The share of the gradient that the slots do not explain; 0 up to rounding when all is recorded."""
-
-
-def probe_gradient(
-    gradient: Float[np.ndarray, "entries"], from_slots: Float[np.ndarray, "entries"], rounding: float
-) -> GradientProbe:
-    """Compares some entries of `G` with the same ones of `Σ_t δ_t ⊗ k_t`, by least squares.
-
-    `rounding` is the relative error of the stored numbers that the slots' entries come from.
+    Compares some entries of `G` with the same ones of `Σ_t δ_t ⊗ k_t`; `rounding` is the relative error of the stored
+    numbers that the latter come from.
     """
-    energy, norm = float(from_slots @ from_slots), math.sqrt(float(gradient @ gradient))
-    if energy == 0.0:
-        return GradientProbe(factor=1.0, residual=0.0 if norm == 0.0 else 1.0)
-    if norm == 0.0:
-        return GradientProbe(factor=0.0, residual=0.0)
-    factor = float(gradient @ from_slots) / energy
-    if abs(factor - 1.0) < max(16 * np.finfo(gradient.dtype).eps, rounding):
-        factor = 1.0  # an untouched gradient: the difference is the rounding of the probe itself
-    unexplained = gradient - factor * from_slots
-    return GradientProbe(factor, math.sqrt(float(unexplained @ unexplained)) / norm)
+    seen, explained = gradient.astype(np.float64), from_slots.astype(np.float64)
+    energy = np.square(explained).sum(axis=-1)
+    with np.errstate(all="ignore"):
+        factor = np.where(energy == 0.0, 1.0, (seen * explained).sum(axis=-1) / energy)
+        # An untouched gradient: the difference is the rounding of the comparison itself.
+        untouched = np.abs(factor - 1.0) < max(16 * np.finfo(gradient.dtype).eps, rounding)
+    return np.where(untouched, 1.0, factor)
+
+
+def unexplained_share(
+    gradient: Float[np.ndarray, "*steps entries"], explained: Float[np.ndarray, "*steps entries"]
+) -> Float[np.ndarray, "*steps"]:
+    """The share of a gradient that the slots do not explain; 0 up to rounding when all is recorded."""
+    with np.errstate(all="ignore"):
+        norm = np.linalg.norm(gradient, axis=-1)
+        return np.where(norm == 0.0, 0.0, np.linalg.norm(gradient - explained, axis=-1) / norm)

@@ -87,13 +87,14 @@ class _Replay:
     def _hand_over(self, layer: str, step: int, blocks: StepBlocks) -> None:
         """Gives the shadows the gradients that the optimizer saw."""
         with torch.no_grad():
-            weight, bias = block_gradients(blocks.block(step, step + 1), float(self._reader.log(layer).factor[step]))
+            weight, bias = block_gradients(blocks.block(step, step + 1))
         entry = self._reader.manifest.layers[layer]
         for parameter, gradient in entry.split(weight, bias.expand(len(entry.bias_names), -1)).items():
             shadow = self._shadows.get((layer, parameter))
             if shadow is not None:
                 active = self._logged(layer, parameter, step)["active"]
-                shadow.grad = _own(entry, parameter, gradient).to(shadow.dtype) if active else None
+                seen = gradient * float(self._reader.log(layer).factor[parameter][step])
+                shadow.grad = _own(entry, parameter, seen).to(shadow.dtype) if active else None
 
 
 def _own(entry: LayerEntry, parameter: str, kept: Tensor) -> Tensor:

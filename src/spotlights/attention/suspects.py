@@ -26,7 +26,7 @@ from spotlights.attention.scan import Job, scan
 from spotlights.attention.tables import Printable, build
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.reader import Block
+from spotlights.memory.reader import Block, StepLog
 from spotlights.memory.selection import OneOf
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
     name = list(reader.layers)[-1] if layer is None else layer
     found = reader.layer(name)
     grouping = Grouping(found, "example", view.strings("example"), None)
-    reducer = DisagreementReducer(grouping, found.entry.out_features, reader.log(name).factor)
+    reducer = DisagreementReducer(grouping, found.entry.out_features, _scale(reader.log(name), reader.steps))
     selection = view.selection
     if found.entry.turned:  # slots of an embedding that shares the weight have no errors of classes
         strings = view.strings("module")
@@ -142,6 +142,12 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
         answers if reducer.of_classes else [None] * len(answers),
         columns,
     )
+
+
+def _scale(log: StepLog, steps: int) -> Float[Tensor, "steps"]:
+    """What undoes the scale of a scaled loss: the γ of a parameter that is not held back."""
+    factors = list(log.factor.values())
+    return torch.stack(factors).amax(dim=0) if factors else torch.ones(steps, dtype=torch.float64)
 
 
 class DisagreementReducer(Reducer):

@@ -37,10 +37,8 @@ class SweptStep:
     place: slice | Int64[Tensor, "rows"]
     """Where they are among those of the chunk."""
     weights: list[Factor]
-    """The factor of each weight's gradient in the final weight; it acts on a gradient by the weight's `side`."""
+    """The factor of the slots' outer products in each final weight; it acts on them by the weight's `side`."""
     biases: list[Factor]
-    factor: float
-    """γ, which the factors do not hold."""
 
     @property
     def bias(self) -> Factor:
@@ -80,9 +78,11 @@ class ParameterSweep:
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
         self._log: list[Any] = []
-        """Empty where the optimizer did not hold the parameter, else one row for each step."""
+        """Empty where the optimizer did not hold the parameter, else one row for each step; and γ."""
+        self._factor: list[float] = []
         if name in reader.manifest.layers[layer].trained:
             self._log = rule.read(reader.log(layer).rule[name][:until])
+            self._factor = reader.log(layer).factor[name].tolist()
         own = shape[::-1] if reader.manifest.layers[layer].transposed else shape
         self._linear = [rule.linear(step, own) if step.active else None for step in self._log]
         self._needs = set[str]().union(*(rule.needs(step) for step in self._log if step.active))
@@ -107,8 +107,8 @@ class ParameterSweep:
             state[name].copy_(self._reader.state(self._layer, self.name, step, name).reshape(self.shape))
         return state
 
-    def up(self, s: int, state: State, raw: Float[Tensor, "*shape"]) -> Factor | None:
-        """P of one step; moves the state on."""
+    def up(self, s: int, state: State, from_slots: Float[Tensor, "*shape"]) -> Factor | None:
+        """P of one step, from what its slots sum up to; moves the state on."""
         linear = self._linear[s] if self._linear else None
         if linear is None:
             return None
@@ -118,7 +118,7 @@ class ParameterSweep:
         if logged.fresh:
             for name in set(rule.states) & set(state):
                 state[name].zero_()
-        g = linear.gradient(raw, state.get(WEIGHTS))
+        g = linear.gradient(from_slots * self._factor[s], state.get(WEIGHTS))
         P = rule.precondition(logged, state, g)
         moment = state.get(rule.moment) if rule.moment else None
         if WEIGHTS in state:
@@ -133,9 +133,9 @@ class ParameterSweep:
         self._adjoint = Adjoint()
 
     def down(self, s: int, P: Factor | None) -> Factor:
-        """The factor of the step's gradient in the final parameter."""
+        """The factor that what the step's slots sum up to has in the final parameter."""
         linear = self._linear[s] if self._linear else None
-        return 0.0 if linear is None or P is None else self._adjoint.back(linear, P)
+        return 0.0 if linear is None or P is None else _times(self._adjoint.back(linear, P), self._factor[s])
 
     def initial(self) -> Float[Tensor, "*shape"]:
         """What is left of the parameter and the moment as recording began, once all the way down is gone."""
@@ -168,7 +168,6 @@ class LayerSweep:
         self._layer = reader.layer(layer)
         self._until = until
         self._segments = reader.starts
-        self._factor = reader.log(layer).factor[:until].tolist()
         self.weights = [
             ParameterSweep(
                 reader, rule, layer, name, (entry.out_features, columns.stop - columns.start), until, columns
@@ -216,7 +215,7 @@ class LayerSweep:
             factors = [p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True)]
             weights, biases = factors[: len(self.weights)], factors[len(self.weights) :]
             block = chosen.block(s, s + 1)
-            yield SweptStep(block, _place(block, ends), weights, biases, self._factor[s])
+            yield SweptStep(block, _place(block, ends), weights, biases)
 
     def _ups(self) -> Iterator[tuple[int, int, list[tuple[Factor | None, ...]]]]:
         """Every chunk's P's, the last chunk first."""
@@ -239,9 +238,9 @@ class LayerSweep:
         every = StepBlocks(self._layer, Everything())
         found = []
         for s in range(first, end):
-            of_weight, of_bias = block_gradients(every.block(s, s + 1), self._factor[s])
-            raw = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
-            P = tuple(p.up(s, state, g) for p, state, g in zip(self._parameters, states, raw, strict=True))
+            of_weight, of_bias = block_gradients(every.block(s, s + 1))
+            sums = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
+            P = tuple(p.up(s, state, each) for p, state, each in zip(self._parameters, states, sums, strict=True))
             if keep:
                 found.append(P)
         return found
@@ -263,17 +262,15 @@ def _place(block: Block, ends: dict[Part, int]) -> slice | Int64[Tensor, "rows"]
     return torch.cat([torch.arange(place.start, place.stop) for place in places]) if places else slice(0, 0)
 
 
-def block_gradients(
-    block: Block, factor: float
-) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
-    """What some slots add to the gradients of the weights, side by side, and of each bias: `γ Σ δ⊗k` and `γ Σ δ`."""
+def block_gradients(block: Block) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]:
+    """What some slots add to the gradients of the weights, side by side, and of each bias, as `backward` left them."""
     entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
     weight, bias = None, torch.zeros(entry.out_features, dtype=dtype)
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        rows = errors.rows * factor if errors.scale is None else errors.rows * (errors.scale * factor)[:, None]
+        rows = errors.rows if errors.scale is None else errors.rows * errors.scale[:, None]
         bias += rows.sum(dim=0)
         if keys.scale is not None:
-            rows *= keys.scale[:, None]
+            rows = rows * keys.scale[:, None]
         product = outer_sum(rows, keys.rows, entry.groups)
         weight = product if weight is None else weight.add_(product)
     return torch.zeros(entry.matrix_shape, dtype=dtype) if weight is None else weight, bias
@@ -282,6 +279,10 @@ def block_gradients(
 def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:
     """Rows as a matrix, which may have none."""
     return torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.float64)
+
+
+def _times(factor: Factor, number: float) -> Factor:
+    return factor if number == 1.0 else factor * number
 
 
 def _double(factor: Factor) -> Factor:

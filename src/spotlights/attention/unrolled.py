@@ -181,7 +181,7 @@ class UnrolledMatrices(Unrolled):
         for chunk in self._sweep.chunks(selection):
             for step in chunk.steps:
                 if len(step.block):
-                    of_weight, of_bias = block_gradients(step.block, step.factor)
+                    of_weight, of_bias = block_gradients(step.block)
                     for swept, factor in zip(self._sweep.weights, step.weights, strict=True):
                         weight[:, swept.columns] += act(swept.side, factor, of_weight[:, swept.columns])
                     for bias, factor in zip(biases, step.biases, strict=True):
@@ -199,8 +199,8 @@ class UnrolledMatrices(Unrolled):
             for step in chunk.steps:
                 if not len(step.block):
                     continue
-                factor = torch.full((len(step.block),), step.factor, dtype=torch.float64)
-                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), factor, factor):
+                ones = torch.ones(len(step.block), dtype=torch.float64)
+                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), ones, ones):
                     for swept, of_step in zip(self._sweep.weights, step.weights, strict=True):
                         part = of_weight[:, swept.columns]
                         weights[group, :, swept.columns] += act(swept.side, of_step, part)
@@ -272,8 +272,7 @@ class _SweptContributions(SweptValues):
 
     def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
         sides = [swept.side for swept in self._sweep.weights]
-        found = self._pairs.contributions(step.block, sides, step.weights, step.bias)
-        values[:, step.place] = found.mul_(step.factor)
+        values[:, step.place] = self._pairs.contributions(step.block, sides, step.weights, step.bias)
 
 
 _QUERIES_FOR_THREADS = 4
@@ -302,7 +301,7 @@ def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> UnrolledNumb
     for name in entry.trained:
         steps = rule.read(log.rule[name][:until])
         signed = [-step.lr * rule.linear(step, shapes[name]).sign if step.active else 0.0 for step in steps]
-        per_step[name] = torch.tensor(signed, dtype=torch.float64) * log.factor[:until]
+        per_step[name] = torch.tensor(signed, dtype=torch.float64) * log.factor[name][:until]
     nothing = torch.zeros(entry.matrix_shape, dtype=torch.float64)
     return UnrolledNumbers(
         reader.layer(layer),
@@ -342,7 +341,7 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
         per_step[name] = torch.zeros(until, dtype=torch.float64)
         if name in entry.trained:
             coefficients = rule.coefficients(log.rule[name][:until])
-            per_step[name] = coefficients.per_step * log.factor[:until]
+            per_step[name] = coefficients.per_step * log.factor[name][:until]
             value = value * coefficients.initial
             held = reader.initial.get(f"{layer}/{name}/{rule.moment}")
             if held is not None:

@@ -81,6 +81,9 @@ class ColumnTable:
             )
         if not name.isidentifier():
             raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
+        if isinstance(values, str) and self._kinds.get(name) == "string":
+            codes = self._codes[name]
+            return np.array(codes.setdefault(values, len(codes)), dtype=np.int64)
         array = _as_array(name, values)
         kind = {"i": "int", "u": "int", "b": "int", "f": "float"}.get(array.dtype.kind, "string")
         known = self._kinds.setdefault(name, kind)

@@ -1,77 +1,112 @@
-"""A block of the gradient that the optimizer saw, and how far the slots of its step explain it.
+"""Blocks of the gradients that the optimizer saw, and how far the slots of their steps explain them.
 
-`G ≈ γ · Σ δ ⊗ k` on the block: least squares gives γ, what the gradient was multiplied by between `backward`
-and `step` (clipping, loss scaling), and the rest is the share that no slot explains (a second use of the
-weight, a penalty in the loss). The slots are taken as they are stored, so the rounding of a lossy storage
-shows in that share too.
+`G ≈ γ · Σ δ ⊗ k` on a block: least squares gives γ, what the gradient was multiplied by between `backward` and
+`step` (clipping, loss scaling), and the rest is the share that no slot explains (a second use of the weight, a
+penalty in the loss). Every parameter has its own γ: weight and bias may be clipped, frozen or scaled apart. The slots
+are taken as they are stored, so the rounding of a lossy storage shows in that share too.
+
+`blocks_of` gives both sides of the comparison, `compare` its result. In a run of several processes each knows what its
+own slots explain; the reader adds that up and compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from spotlights.dual_form import GradientProbe, probe_gradient
+from spotlights.dual_form import gradient_factor, unexplained_share
+from spotlights.memory.manifest import LayerEntry
 
 if TYPE_CHECKING:
-    from spotlights.memory.slots import Rows
+    from spotlights.memory.slots import LayerStep, Rows
 
 Part = slice
 UNITS, FEATURES = 16, 16
 """A block has at most so many."""
-ENTRIES = UNITS * FEATURES + UNITS
-"""Those of a weight and its bias."""
+Entries = Mapping[str, Float[np.ndarray, "steps _entries"]]
+"""By parameter: entries of its gradients, or of what slots explain of them."""
 
 
-@dataclass(frozen=True)
-class GradientBlock:
-    """Entries of the gradients of a weight and its bias; None for one that has no gradient."""
+class GradientBlock(NamedTuple):
+    """Some entries of a parameter's gradient, seen as matrix or row; as many at every step."""
 
-    units: Part
-    features: Part
-    """Among those of one group."""
-    weight: Float[np.ndarray, "units features"] | None
-    bias: Float[np.ndarray, "units"] | None
-    group: tuple[int, int]
-    """How many units and how many features a group of the layer has."""
+    seen: Float[np.ndarray, "units *features"]
+    at: tuple[Part, ...] | None
+    """Which units, and which features among those of one group; None if all of the gradient is zero."""
 
-    def any(self) -> bool:
-        return any(part is not None and bool(part.any()) for part in (self.weight, self.bias))
 
-    def compare(self, rows: Iterable[Rows], rounding: float) -> GradientProbe:
-        """With the same block of what the rows sum up to; `rounding` is that of their numbers."""
-        return probe_gradient(self.seen(), self.explained(rows), rounding)
+def blocks_of(log: Sequence[LayerStep], entry: LayerEntry) -> tuple[Entries, Entries]:
+    """The blocks of some steps' gradients, NaN where there is none, and what the steps' slots sum up to in them."""
+    dtype = np.float64 if entry.dtype == "float64" else np.float32
+    seen, explained = {}, {}
+    for name in entry.trained:
+        columns = entry.weight_columns.get(name)
+        features = 1 if columns is None else min(FEATURES, columns.stop - columns.start)
+        shape = len(log), min(UNITS, entry.out_features) * features
+        seen[name], explained[name] = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
+    for at, step in enumerate(log):
+        for name, found in _explain(step.gradients, step.rows, entry).items():
+            seen[name][at], explained[name][at] = step.gradients[name].seen.reshape(-1), found.reshape(-1)
+    return seen, explained
 
-    def seen(self) -> Float[np.ndarray, "entries"]:
-        """All entries in a row."""
-        return np.concatenate([part.reshape(-1) for part in self._parts()])
 
-    def explained(self, rows: Iterable[Rows]) -> Float[np.ndarray, "entries"]:
-        """The same entries of what the rows sum up to."""
-        found = [np.zeros_like(part) for part in self._parts()]
-        for each in rows:
-            errors = each.some_errors(self.units)
-            if self.weight is not None:
-                for units, features in self._within_groups():
-                    found[0][units] += errors[:, units].T @ each.some_keys(features)
-            if self.bias is not None:
-                found[-1] += errors.sum(axis=0)
-        return np.concatenate([part.reshape(-1) for part in found])
+def compare(
+    steps: int, seen: Entries, explained: Entries, rounding: float
+) -> tuple[dict[str, Float[np.ndarray, "steps"]], Float[np.ndarray, "steps"]]:
+    """γ of each parameter at each step, and the unexplained share; `rounding` is that of the slots' numbers."""
+    if not seen:
+        return {}, np.zeros(steps)
+    known = {name: _without_absent(rows, explained[name]) for name, rows in seen.items()}
+    gradient = np.concatenate(list(known.values()), axis=1)
+    # Most often all were treated alike: one factor, found from all entries, is then the better one.
+    alike = gradient_factor(gradient, np.concatenate([explained[name] for name in known], axis=1), rounding)
+    near = 16 * max(np.finfo(gradient.dtype).eps, rounding) * np.abs(alike)
+    factors = {}
+    for name, rows in known.items():
+        own = gradient_factor(rows, explained[name], rounding)
+        factor = np.where(np.abs(own - alike) <= near, alike, own)
+        # A gradient of zeros: whatever the slots say, nothing of it is used.
+        factors[name] = np.where((seen[name] == 0.0).all(axis=1), 0.0, factor)
+    parts = [explained[name] * factors[name][:, None] for name in known]
+    return factors, unexplained_share(gradient, np.concatenate(parts, axis=1))
 
-    def _within_groups(self) -> Iterator[tuple[Part, Part]]:
-        """For each group that the block has a share in: which of the block's units, and which entries of the keys."""
-        of_group, width = self.group
-        for group in range(self.units.start // of_group, (self.units.stop - 1) // of_group + 1):
-            first, end = max(self.units.start, group * of_group), min(self.units.stop, (group + 1) * of_group)
-            shift = group * width
-            yield (
-                slice(first - self.units.start, end - self.units.start),
-                slice(shift + self.features.start, shift + self.features.stop),
-            )
 
-    def _parts(self) -> list[np.ndarray]:
-        return [part for part in (self.weight, self.bias) if part is not None]
+def _without_absent(
+    seen: Float[np.ndarray, "steps entries"], explained: Float[np.ndarray, "steps entries"]
+) -> Float[np.ndarray, "steps entries"]:
+    """With zeros where there is no gradient, which say nothing of γ; a gradient of NaNs stays one."""
+    absent = np.isnan(seen).all(axis=1, keepdims=True) & (explained == 0.0).all(axis=1, keepdims=True)
+    return np.where(absent, np.zeros((), seen.dtype), seen)
+
+
+def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: LayerEntry) -> dict[str, np.ndarray]:
+    """The same blocks of `Σ δ⊗k` and `Σ δ`."""
+    found = {name: np.zeros_like(block.seen) for name, block in blocks.items()}
+    for each in rows:
+        of_units, errors = None, np.empty((0, 0))
+        for name, block in blocks.items():
+            if block.at is None:
+                continue
+            if block.at[0] is not of_units:
+                of_units, errors = block.at[0], each.some_errors(block.at[0])
+            if len(block.at) == 1:
+                found[name] += np.add.reduce(errors)
+                continue
+            for units, features in _within_groups(block.at[0], block.at[1], entry):
+                found[name][units] += errors[:, units].T @ each.some_keys(features)
+    return found
+
+
+def _within_groups(units: Part, features: Part, entry: LayerEntry) -> Iterator[tuple[Part, Part]]:
+    """For each group that a block has a share in: which of the block's units, and which entries of the keys."""
+    of_group, width = entry.out_features // entry.groups, entry.in_features // entry.groups
+    for group in range(units.start // of_group, (units.stop - 1) // of_group + 1):
+        first, end = max(units.start, group * of_group), min(units.stop, (group + 1) * of_group)
+        shift = group * width
+        yield (
+            slice(first - units.start, end - units.start),
+            slice(shift + features.start, shift + features.stop),
+        )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from spotlights.errors import MemoryFormatError
 from spotlights.memory.storage import STORAGES, storage_named
 from spotlights.memory.tensors import put_in_place
 
-FORMAT = 1
+FORMAT = 2
 FILE = "memory.json"
 _ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
@@ -141,6 +142,11 @@ class SegmentEntry:
     keys: dict[str, int]
     """How many keys each layer has here: fewer than slots where keys repeat."""
 
+    @cached_property
+    def line(self) -> str:
+        """Its line in the manifest, which is written again with every segment."""
+        return json.dumps(asdict(self))
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -232,11 +238,17 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replaces the manifest in one move."""
     temporary = directory / (FILE + ".part")
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump(asdict(manifest), file, indent=1)
-        file.write("\n")
+        file.write(_text(manifest))
         file.flush()
         os.fsync(file.fileno())
     put_in_place(temporary, directory / FILE)
+
+
+def _text(manifest: Manifest) -> str:
+    rest = asdict(replace(manifest, segments=[]))
+    del rest["segments"]
+    lines = ",\n".join(f"  {segment.line}" for segment in manifest.segments)
+    return json.dumps(rest, indent=1).removesuffix("\n}") + f',\n "segments": [\n{lines}\n ]\n}}\n'
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -256,7 +268,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise MemoryFormatError(f"{path} is not a Spotlights manifest: it has no format number.")
     if raw["format"] != FORMAT:
         raise MemoryFormatError(
-            f"{path} has format {raw['format']!r}; this version of Spotlights reads format {FORMAT}."
+            f"{path} has format {raw['format']!r}; this version of Spotlights reads format {FORMAT}. "
+            "Open it with the version that wrote it, or record the run again."
         )
     try:
         manifest = _parse(raw)

@@ -11,12 +11,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from spotlights.dual_form import probe_gradient
 from spotlights.errors import MemoryFormatError
 from spotlights.memory.columns import MISSING_STRING
 from spotlights.memory.manifest import FILE, ColumnEntry, Manifest, read_manifest
@@ -85,12 +83,3 @@ def recode(manifest: Manifest, columns: dict[str, ColumnEntry]) -> Recode:
             numbers = [columns[name].strings.index(text) for text in entry.strings]
             found[name] = torch.tensor([*numbers, MISSING_STRING])
     return found
-
-
-def joined_probe(
-    gradient: Float[Tensor, "steps entries"], explained: Sequence[Float[Tensor, "steps entries"]], rounding: float
-) -> Float[Tensor, "steps 2"]:
-    """γ and the unexplained share of each step, from what the slots of each process explain of the gradient."""
-    total = sum(explained[1:], start=explained[0]).numpy()
-    probes = [probe_gradient(g, e, rounding) for g, e in zip(gradient.numpy(), total, strict=True)]
-    return torch.tensor(np.array([[p.factor, p.residual] for p in probes]).reshape(-1, 2), dtype=torch.float64)

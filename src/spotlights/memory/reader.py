@@ -22,9 +22,9 @@ from torch import Tensor
 from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import missing
-from spotlights.memory.gradient_block import ENTRIES
+from spotlights.memory.gradient_block import compare
 from spotlights.memory.manifest import FILE, FileEntry, LayerEntry, Manifest, SegmentEntry
-from spotlights.memory.ranks import Recode, joined, joined_probe, rank_directory, read_ranks, recode
+from spotlights.memory.ranks import Recode, joined, rank_directory, read_ranks, recode
 from spotlights.memory.selection import Selection
 from spotlights.memory.storage import Storage, storage_named
 from spotlights.memory.tensors import MappedFile, Placed, check_size, file_checksum, map_tensors, read_layout
@@ -44,7 +44,7 @@ def _buffer(what: str, rows: int, features: int) -> Float[Tensor, "rows features
     size = ROWS * features
     held = getattr(_buffers, what, None)
     if held is None or held.numel() < size:
-        held = torch.empty(size)
+        held = torch.empty(size, dtype=torch.float32)
         setattr(_buffers, what, held)
     return held[: rows * features].view(rows, features)
 
@@ -93,7 +93,7 @@ class Segment:
                 names.layer_tensor(layer, names.INDEX): (slots,),
                 names.layer_tensor(layer, names.ERRORS): (slots, described.out_features),
                 names.layer_tensor(layer, names.ERROR_SCALE): (slots,),
-                names.probe_tensor(layer): (steps, 3),
+                names.probe_tensor(layer): (steps, 2),
             }
             for column in self._manifest.columns:
                 shapes[names.column_tensor(layer, column)] = (slots,)
@@ -410,7 +410,8 @@ class LayerReader:
 class StepLog:
     """A layer's step log."""
 
-    factor: Float[Tensor, "steps"]
+    factor: dict[str, Float[Tensor, "steps"]]
+    """γ of each trained parameter."""
     residual: Float[Tensor, "steps"]
     moved: Float[Tensor, "steps"]
     rule: dict[str, Float[Tensor, "steps fields"]]
@@ -518,24 +519,31 @@ class MemoryReader:
     def _read_log(self, layer: str) -> StepLog:
         entry = self.manifest.layers[layer]
 
-        def read(name: str, width: int, rank: int = 0) -> Tensor:
+        def read(name: str, *width: int, rank: int = 0) -> Tensor:
             found = []
             for segment in (s for s in self.segments if s.rank == rank):
                 tensor = segment.tensor(name)
                 if tensor is None:
                     raise MemoryFormatError(f"{segment.path} has no {name!r}.")
                 found.append(tensor)
-            return torch.cat(found)[: self.steps] if found else torch.empty(0, width, dtype=torch.float64)
+            return torch.cat(found)[: self.steps] if self.steps else torch.empty(0, *width, dtype=torch.float64)
 
-        probe = read(names.probe_tensor(layer), 3)
+        residual, moved = read(names.probe_tensor(layer), 2).unbind(1)
         if self.manifest.ranks > 1:
-            explained = [read(names.explained_tensor(layer), ENTRIES, rank) for rank in range(self.manifest.ranks)]
-            found = joined_probe(read(names.gradient_tensor(layer), ENTRIES), explained, entry.rounding)
-            probe = torch.cat([found, probe[:, 2:]], dim=1)
+            ranks = range(self.manifest.ranks)
+            seen = {p: read(names.gradient_tensor(layer, p), 0).numpy() for p in entry.trained}
+            each = {p: [read(names.explained_tensor(layer, p), 0, rank=r) for r in ranks] for p in entry.trained}
+            explained = {p: torch.stack(of_ranks).sum(dim=0).numpy() for p, of_ranks in each.items()}
+            factors, share = compare(self.steps, seen, explained, entry.rounding)
+            factor, residual = {p: torch.from_numpy(f) for p, f in factors.items()}, torch.from_numpy(share)
+        else:
+            factor = {p: read(names.factor_tensor(layer, p)) for p in entry.trained}
         fields = len(self.manifest.log_fields)
         ruled = entry.trained if self.manifest.rule is not None else []
         return StepLog(
-            *probe.unbind(1),
+            factor,
+            residual,
+            moved,
             rule={p: read(names.rule_tensor(layer, p), fields) for p in ruled},
             samples={p: read(names.sample_tensor(layer, p), 0) for p in entry.trained},
         )

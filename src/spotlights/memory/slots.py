@@ -35,18 +35,23 @@ def column_tensor(layer: str, column: str) -> str:
 
 
 def probe_tensor(layer: str) -> str:
-    """Per step: γ, the unexplained share, and 1 if the weights were changed outside the optimizer."""
+    """Per step: the unexplained share, and 1 if the weights were changed outside the optimizer."""
     return f"{LOG}{layer}/probe"
 
 
-def explained_tensor(layer: str) -> str:
+def factor_tensor(layer: str, parameter: str) -> str:
+    """Per step: γ."""
+    return f"{LOG}{layer}/{parameter}/factor"
+
+
+def explained_tensor(layer: str, parameter: str) -> str:
     """Of a run in several processes, per step: what this one's slots sum up to, on a block of the gradient."""
-    return f"{LOG}{layer}/explained"
+    return f"{LOG}{layer}/{parameter}/explained"
 
 
-def gradient_tensor(layer: str) -> str:
-    """The same block of the gradient itself, kept by the first process."""
-    return f"{LOG}{layer}/gradient"
+def gradient_tensor(layer: str, parameter: str) -> str:
+    """The same block of the gradient itself, kept by the first process; NaN where there is no gradient."""
+    return f"{LOG}{layer}/{parameter}/gradient"
 
 
 def rule_tensor(layer: str, parameter: str) -> str:
@@ -125,8 +130,8 @@ class LayerStep:
     """What one optimizer step left behind in one layer."""
 
     rows: list[Rows]
-    gradient: GradientBlock | None
-    """None where there is nothing to compare: no errors are kept, or there was no gradient."""
+    gradients: dict[str, GradientBlock]
+    """By parameter; none where there is nothing to compare: no errors are kept, or there was no gradient."""
     moved: bool
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""

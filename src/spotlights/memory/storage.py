@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -18,11 +19,16 @@ from torch import Tensor
 
 from spotlights.errors import SettingError
 
+_PAGE = 4096
+_SMALLEST = 0.25
+"""Rows whose largest stored number is below this would lose digits of the small ones: float16 ends at 2⁻²⁴."""
+
 
 class BufferPool:
     """Room for rows, used again and again: asking the system for fresh memory costs more than a copy.
 
-    The training thread takes, the writer's thread gives back; a deque's ends are safe for both.
+    All of it starts at a page, so that it can be written to disk from where it is. The training thread takes, the
+    writer's thread gives back; a deque's ends are safe for both.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,7 +39,9 @@ class BufferPool:
     def take(self, shape: torch.Size, dtype: torch.dtype) -> Shaped[Tensor, "..."]:
         free = self._free.get((shape, dtype))
         if not free:
-            return torch.empty(shape, dtype=dtype)
+            room = torch.empty(shape.numel() * dtype.itemsize + _PAGE, dtype=torch.uint8)
+            start = -room.data_ptr() % _PAGE
+            return room[start : start + room.numel() - _PAGE].view(dtype).view(shape)
         tensor = free.pop()
         self._bytes -= tensor.nbytes
         return tensor
@@ -61,8 +69,8 @@ class Storage(ABC):
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         """The stored numbers, in memory taken from the pool, and the scale of each row.
 
-        With `like`, a scale used before, rows that come again are stored the same as before, whatever other
-        rows they come with, so that they are recognised by their bytes.
+        `like` is a scale used before. Rows that come again are then stored the same as before, whatever other rows they
+        come with, so that they are recognised by their bytes; and a scale that still fits need not be looked for.
         """
 
 
@@ -89,22 +97,45 @@ class Float16(Storage):
     def encode(
         self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        rows = rows.float().cpu()
-        low, high = torch.aminmax(rows) if rows.numel() else (torch.zeros(()), torch.zeros(()))
-        largest = max(-float(low), float(high))
-        scale = 1.0
-        if like is not None and largest <= like * 2.0**15:
-            scale = like
-        elif 0 < largest < math.inf and not 0.25 <= largest <= 2.0**15:
-            scale = math.ldexp(1.0, min(math.frexp(largest)[1], 127))  # 2¹²⁸ would be infinite
+        if rows.dtype != torch.float32 or not rows.is_cpu:
+            rows = rows.to("cpu", torch.float32)
         stored = pool.take(rows.shape, self.dtype)
+        if like is not None and rows.numel():
+            # Looking at what came out costs half of looking at what goes in, and nothing before it.
+            largest = _largest(self._fill(stored, rows, like, pool))
+            if _SMALLEST <= largest < math.inf:
+                return stored, _same_scale(len(rows), like)
+        largest = _largest(rows) if rows.numel() else 0.0
+        scale = like if like is not None and largest == 0.0 else 1.0
+        if 0 < largest < math.inf and not _SMALLEST <= largest <= 2.0**15:
+            # To 2⁶ … 2⁷, so that it fits for long; 2⁻¹²⁶: the smallest scale whose inverse is no infinity.
+            scale = math.ldexp(1.0, max(math.frexp(largest)[1] - 7, -126))
+        return self._fill(stored, rows, scale, pool), _same_scale(len(rows), scale)
+
+    def _fill(
+        self,
+        stored: Shaped[Tensor, "rows features"],
+        rows: Float[Tensor, "rows features"],
+        scale: float,
+        pool: BufferPool,
+    ) -> Shaped[Tensor, "rows features"]:
         if scale == 1.0:
-            stored.copy_(rows)
-        else:
-            scaled = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, rows.dtype))
-            stored.copy_(scaled)
-            pool.give(scaled)
-        return stored, torch.full((len(rows),), scale)
+            return stored.copy_(rows)
+        scaled = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, rows.dtype))
+        stored.copy_(scaled)
+        pool.give(scaled)
+        return stored
+
+
+def _largest(rows: Float[Tensor, "rows features"]) -> float:
+    low, high = torch.aminmax(rows)
+    return max(-float(low), float(high))
+
+
+@lru_cache(maxsize=256)
+def _same_scale(rows: int, scale: float) -> Float[Tensor, "rows"]:
+    """Nobody changes it: one tensor serves all calls."""
+    return torch.full((rows,), scale, dtype=torch.float32)
 
 
 class Int8(Storage):

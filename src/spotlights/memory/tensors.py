@@ -27,6 +27,9 @@ _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", 
 _DTYPES = {code: getattr(torch, name) for name, code in _CODES.items()}
 _PAGE = 4096
 _BUFFER_BYTES = 1 << 20
+_DIRECT_BYTES = 64 << 10
+"""Smaller pieces are copied together: one write of many costs less than many."""
+_WRITE_BYTES = 8 << 20
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tuple[int, str]:
@@ -34,21 +37,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tu
 
     Returns the size in bytes and the checksum of the whole file.
     """
-    # Wider types first: each tensor then starts at a multiple of its item size.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
+    # Tensors of whole pages first: their blocks can be written from where they are (see `_Stream`). Then wider types
+    # first: each tensor starts at a multiple of its item size.
+    sizes = {name: sum(block.nbytes for block in blocks) for name, blocks in tensors.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (sizes[item[0]] % _PAGE > 0, -item[1][0].itemsize, item[0]))
     header: dict[str, object] = {}
     offset = 0
     for name, blocks in ordered:
-        shape = [sum(len(block) for block in blocks), *blocks[0].shape[1:]]
-        size = sum(block.nbytes for block in blocks)
         header[name] = {
             "dtype": _CODES[blocks[0].dtype.name],
-            "shape": shape,
-            "data_offsets": [offset, offset + size],
+            "shape": [sum(map(len, blocks)), *blocks[0].shape[1:]],
+            "data_offsets": [offset, offset + sizes[name]],
         }
-        offset += size
+        offset += sizes[name]
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    encoded += b" " * (-(8 + len(encoded)) % _PAGE)
 
     def stream() -> Iterable[np.ndarray]:
         yield np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
@@ -69,10 +72,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Sequence[np.ndarray]]) -> tu
 
 
 class _Stream:
-    """Writes a file past the system's page cache where that is possible, through one aligned buffer.
+    """Writes a file past the system's page cache where that is possible.
 
     Training needs the cores: filling the cache and having the system write it back later costs several
-    times the processor time of handing the bytes to the disk.
+    times the processor time of handing the bytes to the disk. The disk takes whole pages: pieces that are such, and
+    fall on a page of the file, are written from where they are; others pass through one aligned buffer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,6 +88,9 @@ class _Stream:
         self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))  # anonymous maps start at a page
         self._address = np.frombuffer(self._buffer, dtype=np.uint8).ctypes.data
         self._filled = 0
+        self._waiting: list[memoryview] = []
+        """Whole pages, to be written before what is in the buffer."""
+        self._waiting_bytes = 0
         self._size = 0
         self.checksum = xxhash.xxh3_64()
 
@@ -91,22 +98,40 @@ class _Stream:
         return self
 
     def write(self, piece: np.ndarray) -> None:
+        address = piece.__array_interface__["data"][0]
         self._size += len(piece)
+        if len(piece) >= _DIRECT_BYTES and address % _PAGE == 0 and self._filled % _PAGE == 0:
+            if self._filled:
+                self._empty()
+            whole = len(piece) // _PAGE * _PAGE
+            self._waiting.append(piece[:whole].data)
+            self._waiting_bytes += whole
+            if self._waiting_bytes >= _WRITE_BYTES:
+                self._empty()
+            piece, address = piece[whole:], address + whole
         while len(piece):
             room = min(len(piece), _BUFFER_BYTES - self._filled)
             # Not numpy's copy: that one would keep the training thread from running Python meanwhile.
-            ctypes.memmove(self._address + self._filled, piece.ctypes.data, room)
+            ctypes.memmove(self._address + self._filled, address, room)
             self._filled += room
-            piece = piece[room:]
+            piece, address = piece[room:], address + room
             if self._filled == _BUFFER_BYTES:
                 self._empty()
 
     def _empty(self) -> None:
-        self.checksum.update(self._buffer[: self._filled])  # here, where the bytes are still in the cache
-        rest = self._buffer[: -(-self._filled // _PAGE) * _PAGE]
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        self._filled = 0
+        if self._filled:
+            self._waiting.append(self._buffer[: self._filled])
+        for piece in self._waiting:
+            self.checksum.update(piece)
+        if self._filled:
+            self._waiting[-1] = self._buffer[: -(-self._filled // _PAGE) * _PAGE]
+        while self._waiting:
+            written = os.writev(self._file, self._waiting)
+            while self._waiting and written >= len(self._waiting[0]):
+                written -= len(self._waiting.pop(0))
+            if written:
+                self._waiting[0] = self._waiting[0][written:]
+        self._filled = self._waiting_bytes = 0
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import operator
 import os
 import queue
@@ -25,17 +24,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
-from spotlights.dual_form import GradientProbe
 from spotlights.errors import MemoryExistsError, MemoryFormatError, ResumeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import ColumnTable, missing
-from spotlights.memory.gradient_block import ENTRIES
+from spotlights.memory.gradient_block import blocks_of, compare
 from spotlights.memory.manifest import (
     FILE,
     FileEntry,
+    LayerEntry,
     Manifest,
     SegmentEntry,
     read_manifest,
@@ -57,10 +56,6 @@ _WAITING_SEGMENTS = 2
 _SLOTS_PER_CHECKPOINT = 4
 """So many times a checkpoint's bytes are written before the next one is."""
 _GIVE_UP_ROWS = 1 << 20
-_UNKNOWN = GradientProbe(factor=math.nan, residual=math.nan)
-"""To one process of several: it follows from all of their slots."""
-_NO_ENTRIES = np.empty(0, np.float32)
-_NOTHING = GradientProbe(factor=1.0, residual=0.0)
 
 
 class KeyIndex:
@@ -354,20 +349,26 @@ class MemoryWriter:
             counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
-        if self._manifest.ranks > 1:
-            tensors |= _part_of_probe(layer, log, keep_gradient=self._manifest.rank == 0)
-            probes = [_UNKNOWN] * len(log)
-        else:
-            probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, entry.rounding) for s in log]
-        tensors[names.probe_tensor(layer)] = [
-            np.array([[p.factor, p.residual, float(s.moved)] for p, s in zip(probes, log, strict=True)])
-        ]
+        tensors |= {name: [found] for name, found in self._probed(layer, entry, log).items()}
         for parameter in entry.trained:
             if self._manifest.rule is not None:
                 tensors[names.rule_tensor(layer, parameter)] = [np.array([s.rule[parameter] for s in log])]
             tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter] for s in log])]
         count = sum(len(part) for part in rows)
         return count, sum(len(block) for block in parts.get(names.KEYS, []))
+
+    def _probed(self, layer: str, entry: LayerEntry, log: list[LayerStep]) -> dict[str, np.ndarray]:
+        """How the steps' slots relate to the gradients that the optimizer saw."""
+        seen, explained = blocks_of(log, entry)
+        if self._manifest.ranks == 1:
+            factors, share = compare(len(log), seen, explained, entry.rounding)
+            found = {names.factor_tensor(layer, parameter): factor for parameter, factor in factors.items()}
+        else:  # that follows from the slots of all processes
+            share = np.full(len(log), np.nan)
+            found = {names.explained_tensor(layer, parameter): rows for parameter, rows in explained.items()}
+            if self._manifest.rank == 0:
+                found |= {names.gradient_tensor(layer, parameter): rows for parameter, rows in seen.items()}
+        return {names.probe_tensor(layer): np.stack([share, [float(s.moved) for s in log]], axis=1), **found}
 
 
 def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int) -> SegmentEntry:
@@ -391,21 +392,6 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
     path = directory / "segments" / f"{next_number(directory):06d}-rank{manifest.rank}.safetensors"
     size, checksum = write_tensors(path, tensors)
     return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
-
-
-def _part_of_probe(layer: str, log: list[LayerStep], *, keep_gradient: bool) -> dict[str, list[np.ndarray]]:
-    """What the slots of this process explain of each step's gradient: γ follows from that of all processes."""
-    blocks = [step.gradient for step in log]
-    explained = [_NO_ENTRIES if b is None else b.explained(s.rows) for b, s in zip(blocks, log, strict=True)]
-    found = {names.explained_tensor(layer): [_padded(explained)]}
-    if keep_gradient:
-        found[names.gradient_tensor(layer)] = [_padded([_NO_ENTRIES if b is None else b.seen() for b in blocks])]
-    return found
-
-
-def _padded(rows: list[np.ndarray]) -> Float[np.ndarray, "steps entries"]:
-    """Rows of one length, with zeros after their end: zeros change nothing in a sum of products."""
-    return np.stack([np.pad(row, (0, ENTRIES - len(row))) for row in rows])
 
 
 def _rank_directories(directory: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from spotlights.layers import LinearMap
@@ -101,7 +101,8 @@ class RecordedLayer:
         self._sampled = {name: _Sampled(self, name) for name in self.trained}
         self._pending: list[Rows] = []
         self._probe = Probe(self._map)
-        self._usual_scale: float | None = None
+        self._scales: dict[str, tuple[Tensor, float]] = {}
+        """Of keys and errors, plain and turned, as they were last stored."""
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
         self._settled = self.samples()
@@ -158,16 +159,24 @@ class RecordedLayer:
             keys, errors, may_repeat = errors, keys, False
         keys = keys.reshape(-1, keys.shape[-1])
         stored_errors = error_scale = computed = None
+        way = "turned " if turned else ""
         if errors is not None:
             errors = errors.reshape(-1, errors.shape[-1])
-            stored_errors, error_scale = self._storage.encode(errors, self._pool)
+            stored_errors, error_scale = self._encode(f"{way}errors", errors)
             if _coarser(errors.dtype, self.witness.dtype):
                 computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
-        like = self._usual_scale if may_repeat else None
-        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
-        if may_repeat and key_scale is not None and like is None:
-            self._usual_scale = float(key_scale[0])
+        stored_keys, key_scale = self._encode(f"{way}keys", keys)
         return Rows(stored_keys, key_scale, stored_errors, error_scale, columns, may_repeat, computed)
+
+    def _encode(
+        self, what: str, rows: Float[Tensor, "rows features"]
+    ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
+        """Starts from the scale that such rows had last: it most often fits again."""
+        last, like = self._scales.get(what, (None, None))
+        stored, scale = self._storage.encode(rows, self._pool, like=like)
+        if scale is not None and scale is not last and len(scale):
+            self._scales[what] = scale, float(scale[0])
+        return stored, scale
 
     def accept(self, rows: list[Rows], *, fresh: bool) -> None:
         """A pass has added to the gradient; `fresh` if that was empty before."""
@@ -192,20 +201,20 @@ class RecordedLayer:
 
     # -- the step --------------------------------------------------------------------------
 
-    def gradient(self, loss_scale: float) -> GradientBlock | None:
-        """A part of the gradient that the optimizer is about to use; None if there is none, or all is zero."""
-        self._notice_frozen()
-        if self.witness.grad is None:
-            return None
-        gradients = ((name, self.parameters[name].grad) for name in self._learning)
-        kept = {name: None if gradient is None else self.as_kept(name, gradient) for name, gradient in gradients}
-        return self._probe.cut(kept, loss_scale)
+    def take(self, loss_scale: float) -> tuple[list[Rows], dict[str, GradientBlock] | None]:
+        """The pending slots, and parts of the gradients that the optimizer is about to use.
 
-    def take(self) -> list[Rows]:
-        """The pending slots, if the optimizer is going to use their gradient."""
-        rows = [] if self.witness.grad is None else self._pending
+        If there are no gradients, or all are zero, there are no slots either: nothing of them is used.
+        """
+        self._notice_frozen()
+        pending = self._pending
         self.forget()
-        return rows
+        if self.witness.grad is None:
+            return [], None
+        gradients = ((name, self.parameters[name].grad) for name in self.trained)
+        kept = {name: self.as_kept(name, gradient) for name, gradient in gradients if gradient is not None}
+        found = self._probe.cut(kept, loss_scale)
+        return ([] if found is None else pending), found
 
     def forget(self) -> None:
         self._pending = []

@@ -114,7 +114,7 @@ class _Staged:
     """A layer's part of a step that the optimizer is about to take."""
 
     rows: list[Rows]
-    gradient: GradientBlock | None
+    gradients: dict[str, GradientBlock]
     moved: bool
     rule: dict[str, list[float]]
 
@@ -359,8 +359,7 @@ class Recorder:
         unseen: list[RecordedLayer] = []
         with torch.no_grad():
             for name, layer in self._layers.items():
-                gradient = layer.gradient(loss_scale)
-                rows = layer.take()
+                rows, gradients = layer.take(loss_scale)
                 rule = {}
                 for parameter_name in layer.trained:
                     parameter = layer.parameters[parameter_name]
@@ -369,10 +368,9 @@ class Recorder:
                         self._optimizer.state.get(parameter, {}),
                         parameter.grad is not None,
                     )
-                if not rows and gradient is not None:
+                if not rows and gradients is not None:
                     unseen.append(layer)
-                # A gradient that was zeroed after its backward pass: nothing of these slots is used.
-                self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
+                self._staged[name] = _Staged(rows, gradients or {}, layer.moved(), rule)
             self._state = self._due_state()
         self._seen |= any(staged.rows for staged in self._staged.values())
         if unseen:
@@ -431,7 +429,7 @@ class Recorder:
             for name, staged in self._staged.items():
                 layers[name] = LayerStep(
                     staged.rows,
-                    staged.gradient if self._errors else None,
+                    staged.gradients if self._errors else {},
                     staged.moved,
                     staged.rule,
                     self._layers[name].settle(),
