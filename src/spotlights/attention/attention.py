@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from spotlights.attention.forward import ForwardPass, Target
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
+from spotlights.attention.passage_results import Passages
+from spotlights.attention.passages import find_passages
 from spotlights.attention.products import Products
 from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
@@ -44,22 +46,48 @@ class Attention(Measure):
         kernel: str,
         *,
         part: str | None = None,
-        chosen: slice = slice(None),
+        chosen: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(view, layer, forward.calls[layer.name].rows.cpu()[chosen])
+        rows = forward.calls[layer.name].rows.cpu()
+        super().__init__(view, layer, rows if chosen is None else rows[list(chosen)])
         self.kernel = kernel
         self.part = part
         self.stretches = looked_at(layer.entry, kernel, part)
         self._forward = forward
         self._chosen = chosen
 
-    def at(self, query: int) -> Attention:
-        """The attention of one query alone: of one input, or of one position of a text."""
-        if not 0 <= query < len(self.queries):
+    def at(self, query: int | Sequence[int]) -> Attention:
+        """The attention of one query alone, or of some: of one input, or of positions of a text."""
+        wanted = [query] if isinstance(query, int) else list(query)
+        if any(not 0 <= each < len(self.queries) for each in wanted):
             raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
-        first = (self._chosen.start or 0) + query
-        chosen = slice(first, first + 1)
+        rows = range(len(self._forward.calls[self.layer.name].rows)) if self._chosen is None else self._chosen
+        chosen = [rows[each] for each in wanted]
         return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen)
+
+    def passages(
+        self,
+        text: Sequence[str],
+        *,
+        prompt: Sequence[str] | None = None,
+        tokens: Sequence[int] = (-1,),
+        k: int = 10,
+        around: int | None = None,
+    ) -> Passages:
+        """The k passages of the training text that tokens of a prompt attend to most.
+
+        For a memory whose examples are the positions of a text: `recorder.batch(example=positions)`. The scores of a
+        position are added up over its visits.
+
+        Args:
+            text: the training text: a string of characters, or a list of words.
+            prompt: the tokens that the network was run on, to be shown.
+            tokens: which of them to ask about; the last one by default. Each passage counts the best of its
+                positions for each of them.
+            k: how many passages.
+            around: show at most so many tokens on either side of one that is attended to.
+        """
+        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around)
 
     @property
     def note(self) -> str | None:
@@ -109,7 +137,7 @@ class Attention(Measure):
             self.view,
             self.layer,
             self.queries,
-            directions.cpu()[self._chosen],
+            directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)],
             exact=self._forward.adds_up(self.layer.name, target, directions),
         )
 

@@ -38,14 +38,14 @@ class Printable:
 
 
 def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> Any:
-    """A rich table; numbers are set to the right."""
+    """A rich table; numbers are set to the right. A cell may be something that rich can show."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", caption=note, caption_justify="left", box=box.SIMPLE_HEAD)
-    body = [[shown(cell) for cell in row] for row in rows]
+    body = [[cell if hasattr(cell, "__rich_console__") else shown(cell) for cell in row] for row in rows]
     for index, name in enumerate(columns):
-        numbers = all(_is_number(row[index]) for row in body)
+        numbers = all(_is_number(str(row[index])) for row in body)
         table.add_column(name, justify="right" if numbers else "left")
     for row in body:
         table.add_row(*row)

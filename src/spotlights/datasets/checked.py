@@ -12,25 +12,26 @@ import uuid
 import zlib
 from pathlib import Path
 
-from spotlights.datasets.catalogue import IdxFile
+from spotlights.datasets.catalogue import DataFile
 
 
 class NotThisFileError(Exception):
     """Why some bytes are not the file that was wanted; caught by the sources, never shown bare."""
 
 
-def check(data: bytes, file: IdxFile, origin: str) -> bytes:
+def check(data: bytes, file: DataFile, origin: str) -> bytes:
     """The contents of `file`, out of `data` (gzip or not), once they are known to be right."""
-    content = _unpack(data, file, origin) if data[:2] == b"\x1f\x8b" else data
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != file.md5:
+    content = file.cut(_unpack(data, file, origin) if data[:2] == b"\x1f\x8b" else data)
+    algorithm = "md5" if len(file.digest) == 32 else "sha256"
+    found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+    if found != file.digest:
         raise NotThisFileError(
-            f"{origin} is corrupt or another file: the md5 of its contents is {found}, not {file.md5}"
+            f"{origin} is corrupt or another file: the {algorithm} of its contents is {found}, not {file.digest}"
         )
     return content
 
 
-def _unpack(data: bytes, file: IdxFile, origin: str) -> bytes:
+def _unpack(data: bytes, file: DataFile, origin: str) -> bytes:
     try:
         with gzip.open(io.BytesIO(data)) as unpacked:
             return unpacked.read(file.size + 1)  # a file that never ends is not read to its end

@@ -6,16 +6,16 @@ its position; elsewhere `split.positions(ids)` leads from ids to positions.
 """
 
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from spotlights.datasets import digits, idx
-from spotlights.datasets.catalogue import CATALOGUE, Entry
+from spotlights.datasets.catalogue import CATALOGUE, ImageEntry
 from spotlights.datasets.sources import find_files
-from spotlights.errors import DatasetError, SettingError, UnknownNameError
+from spotlights.errors import DatasetError, UnknownNameError
 
 SplitName = Literal["train", "test"]
 
@@ -53,20 +53,8 @@ class Dataset:
     test: Split
 
 
-@overload
-def load(name: str, split: None = None) -> Dataset: ...
-@overload
-def load(name: str, split: SplitName) -> Split: ...
-def load(name: str, split: str | None = None) -> Dataset | Split:
-    """Loads "mnist", "fashion-mnist" or "digits": all of it, or one split.
-
-    "digits" are scikit-learn's 8 × 8 digits, which need no source but scikit-learn itself.
-    """
-    if name not in (*CATALOGUE, digits.NAME):
-        known = ", ".join((*CATALOGUE, digits.NAME))
-        raise UnknownNameError(f'No data set "{name}". There are: {known}.')
-    if split not in (None, "train", "test"):
-        raise SettingError(f'No split "{split}". There are: train, test.')
+def load_images(name: str, split: str | None = None) -> Dataset | Split:
+    """An image data set: all of it, or one split."""
     wanted = ["train", "test"] if split is None else [split]
     if name == digits.NAME:
         classes = digits.CLASSES
@@ -79,7 +67,7 @@ def load(name: str, split: str | None = None) -> Dataset | Split:
     return Dataset(name=name, classes=classes, train=splits["train"], test=splits["test"])
 
 
-def _read_splits(entry: Entry, wanted: list[str]) -> dict[str, Split]:
+def _read_splits(entry: ImageEntry, wanted: list[str]) -> dict[str, Split]:
     contents = find_files(entry, wanted)
     splits: dict[str, Split] = {}
     first_id = entry.first_id

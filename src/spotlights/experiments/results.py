@@ -40,16 +40,17 @@ class Results:
     forgetting: Forgetting | None = None
 
 
-def save_results(results: Results, folder: Path) -> Path:
+def save_results(results: Any, folder: Path) -> Path:
     path = folder / FILE
     path.write_text(json.dumps(to_plain(results), ensure_ascii=False, allow_nan=False), encoding="utf-8")
     return path
 
 
-def load_results(folder: Path) -> Results:
+def load_results(folder: Path, kind: type = Results) -> Any:
+    """The results of a finished run, of the kind that its experiment has."""
     path = folder / FILE
     try:
-        return from_plain(Results, json.loads(path.read_text(encoding="utf-8")))
+        return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise MemoryFormatError(
             f"{folder} has no {FILE}: it is not the folder of a finished run. Make one: spotlights run mnist-single."

@@ -15,7 +15,7 @@ import json
 import platform
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,56 +27,20 @@ from spotlights._version import __version__
 from spotlights.attention.tables import build
 from spotlights.errors import MemoryExistsError, MemoryFormatError, SettingError
 from spotlights.experiments.progress import stage
-from spotlights.experiments.registry import experiment_named, preset_named
+from spotlights.experiments.registry import experiment_named, kind_named, preset_named
 from spotlights.experiments.results import from_plain, load_results, save_results
-from spotlights.experiments.training import Trained, accuracy
+from spotlights.experiments.run_file import Exactness, RunFile
 
 RUN, STARTED, MEMORY, MODEL = "run.json", "started.json", "run.memory", "model.safetensors"
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """How well one layer's memory meets its trained weights."""
-
-    exact: bool
-    relative_error: float
-    change_error: float
-    """Relative to what training changed."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What run.json holds."""
-
-    experiment: str
-    preset: str
-    """The preset the settings began as."""
-    settings: dict[str, Any]
-    seed: int
-    versions: dict[str, str]
-    train_images: dict[str, int]
-    """By source."""
-    test_images: dict[str, int]
-    accuracy: dict[str, float]
-    """Of the trained network, by source."""
-    exactness: dict[str, Exactness]
-    """By layer."""
-    slots: int
-    memory_bytes: int
-    seconds: dict[str, float]
-    """By stage: training (with recording), verify, analyses."""
-
-    @property
-    def exact(self) -> bool:
-        return all(check.exact for check in self.exactness.values())
 
 
 def run_experiment(
     name: str,
     *,
-    preset: str = "paper",
+    preset: str | None = None,
     seed: int = 0,
     steps: int | None = None,
+    text: Path | None = None,
     out: Path | None = None,
     keep: bool = True,
     pictures: bool = True,
@@ -85,16 +49,22 @@ def run_experiment(
 
     Args:
         name: an experiment of the registry.
-        preset: one of its presets.
+        preset: one of its presets; the first one by default.
         seed: of the initial weights and of the order of the examples.
         steps: another number of steps than the preset's.
+        text: the text file to train on, for an experiment on a text of your own.
         out: the folder; `runs/NAME-PRESET-SEED` by default. An earlier run there is replaced.
         keep: False throws the memory away when it has been analysed.
         pictures: also look at single test images.
     """
+    preset = next(iter(experiment_named(name).PRESETS)) if preset is None else preset
     settings = preset_named(name, preset)
     if steps is not None:
         settings = replace(settings, steps=steps)
+    if text is not None:
+        if not hasattr(settings, "text"):
+            raise SettingError(f"{name} has data of its own. For a text file: spotlights run char-lm --text {text}.")
+        settings = replace(settings, text=str(text.absolute()))
     folder = Path("runs") / f"{name}-{preset}-{seed}" if out is None else out
     return _run(name, preset, settings, seed=seed, folder=folder, keep=keep, pictures=pictures)
 
@@ -108,8 +78,8 @@ def repeat(path: Path, *, out: Path | None = None, keep: bool = True) -> Path:
     return _run(run.experiment, run.preset, settings, seed=run.seed, folder=folder, keep=keep, pictures=True)
 
 
-def load_run(folder: Path) -> Run:
-    """What a finished run says of itself."""
+def load_run(folder: Path) -> Any:
+    """What a finished run says of itself: an `ImageRun` or a `LanguageRun`."""
     return _read(folder / RUN)
 
 
@@ -124,20 +94,22 @@ def started(folder: Path) -> tuple[str, Any]:
         raise MemoryFormatError(f"{path} is not what `spotlights run` writes ({error}).") from error
 
 
-def summary(run: Run, folder: Path) -> Any:
+def summary(run: RunFile, folder: Path) -> Any:
     """A run as a table."""
-    rows = [[f"accuracy on {source}", f"{share:.2%}"] for source, share in run.accuracy.items()]
+    rows = run.outcome()
     rows += [
         [f"{layer}: memory and network differ by", f"{check.relative_error:.1e}"]
         for layer, check in run.exactness.items()
     ]
-    rows += [[f"seconds of {what}", took] for what, took in run.seconds.items()]
+    rows += [["memory", f"{run.slots:,} slots, {run.memory_bytes / 1e6:,.0f} MB"]]
+    rows += [[f"seconds of {what}", f"{took}"] for what, took in run.seconds.items()]
     return build(f"{run.experiment}, {run.preset}, seed {run.seed}", ["", ""], rows, str(folder))
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> Any:
     try:
-        return from_plain(Run, json.loads(path.read_text(encoding="utf-8")))
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return from_plain(kind_named(plain["experiment"]).run, plain)
     except FileNotFoundError:
         raise MemoryFormatError(
             f"There is no {path}: not the folder of a finished run. Make one: spotlights run mnist-single."
@@ -156,16 +128,17 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     _claim(folder)
     begun = {"experiment": name, "preset": preset, "settings": asdict(settings), "seed": seed}
     (folder / STARTED).write_text(json.dumps(begun, indent=2) + "\n", encoding="utf-8")
-    experiment = experiment_named(name)
+    experiment, kind = experiment_named(name), kind_named(name)
     seconds: dict[str, float] = {}
 
     started = time.perf_counter()
-    trained: Trained = experiment.run(settings, seed=seed, path=folder / MEMORY)
+    trained = experiment.run(settings, seed=seed, path=folder / MEMORY)
     seconds["training"] = time.perf_counter() - started
+    memory, model = trained.memory, trained.model
 
     started = time.perf_counter()
     with stage("comparing the memory with the network"):
-        verification = trained.memory.verify(trained.model)
+        verification = memory.verify(model) if memory.info.as_dict()["exact"] else {}
     seconds["verify"] = time.perf_counter() - started
 
     started = time.perf_counter()
@@ -173,25 +146,26 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     seconds["analyses"] = time.perf_counter() - started
 
     save_results(results, folder)
-    save_file({key: value.contiguous() for key, value in trained.model.state_dict().items()}, folder / MODEL)
-    run = Run(
-        name,
-        preset,
-        asdict(settings),
-        seed,
-        _versions(),
-        {source: len(prepared.train) for source, prepared in trained.data.items()},
-        {source: len(prepared.test) for source, prepared in trained.data.items()},
-        {source: accuracy(trained.model, prepared.test) for source, prepared in trained.data.items()},
-        {layer: Exactness(check.ok, check.relative_error, check.change_error) for layer, check in verification.items()},
-        len(trained.memory),
-        trained.memory.info.as_dict()["bytes"],
-        {what: round(took, 1) for what, took in seconds.items()},
+    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / MODEL)
+    run = kind.run(
+        experiment=name,
+        preset=preset,
+        settings=asdict(settings),
+        seed=seed,
+        versions=_versions(),
+        exactness={
+            layer: Exactness(check.ok, check.relative_error, check.change_error)
+            for layer, check in verification.items()
+        },
+        slots=len(memory),
+        memory_bytes=memory.info.as_dict()["bytes"],
+        seconds={what: round(took, 1) for what, took in seconds.items()},
+        **kind.facts(trained),
     )
     (folder / RUN).write_text(json.dumps(asdict(run), indent=2) + "\n", encoding="utf-8")
-    load_results(folder)  # what was written can be read
+    load_results(folder, kind.results)  # what was written can be read
     if not keep:
-        del trained
+        del trained, memory
         shutil.rmtree(folder / MEMORY)
     return folder
 

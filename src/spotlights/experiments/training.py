@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -115,3 +116,12 @@ def answers(model: nn.Module, images: Images) -> Int64[Tensor, "n"]:
 def accuracy(model: nn.Module, images: Images) -> float:
     """The share of images whose class the model gives."""
     return float((answers(model, images) == images.labels).double().mean())
+
+
+def facts(trained: Trained) -> dict[str, Any]:
+    """What an `ImageRun` says beyond what every run says."""
+    return {
+        "train_images": {source: len(prepared.train) for source, prepared in trained.data.items()},
+        "test_images": {source: len(prepared.test) for source, prepared in trained.data.items()},
+        "accuracy": {source: accuracy(trained.model, prepared.test) for source, prepared in trained.data.items()},
+    }

@@ -33,6 +33,9 @@ FOR, AGAINST = "#00706b", "#c05a00"
 INK, QUIET, FAINT = "#1f2328", "#6b7280", "#e5e7eb"
 """Text; what is said beside it; grids and frames."""
 
+MARK = "#ffe082"
+"""Behind a token that is attended to."""
+
 CAUTION = "#9a3412"
 """What a reader must know before believing a number."""
 

@@ -125,7 +125,8 @@ class LstmAdapter(_RecurrentAdapter):
         weights = {"weight_ih": Part(direction.weight_ih), "weight_hh": Part(direction.weight_hh)}
         biases = {"bias_ih": direction.bias_ih, "bias_hh": direction.bias_hh}
         named = {name: Part(bias) for name, bias in biases.items() if bias is not None}
-        return {direction.suffix.removeprefix("_"): LinearMap(weights, named)}
+        parts = {"x": direction.weight_ih.shape[1], "h": direction.weight_hh.shape[1]}
+        return {direction.suffix.removeprefix("_"): LinearMap(weights, named, parts=parts)}
 
     def keys(
         self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]

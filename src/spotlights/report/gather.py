@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotlights.errors import SettingError
+from spotlights.experiments.language.results import LanguageResults
 from spotlights.experiments.paper import TABLE_1_COLUMNS
 from spotlights.experiments.results import Results, load_results
-from spotlights.experiments.running import Run, load_run
+from spotlights.experiments.run_file import ImageRun, LanguageRun
+from spotlights.experiments.running import load_run
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Group:
 
     experiment: str
     preset: str
-    runs: list[Run]
+    runs: list[ImageRun]
     results: list[Results]
 
     @property
@@ -58,6 +60,18 @@ class Group:
         return mean_over([cell for cell in cells if cell == cell])
 
 
+@dataclass(frozen=True, eq=False)
+class Language:
+    """A language model's run."""
+
+    run: LanguageRun
+    results: LanguageResults
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.experiment}-{self.run.preset}-{self.run.seed}"
+
+
 def mean_over(shares: Sequence[float]) -> MeanOver:
     percents = [100 * share for share in shares]
     if not percents:
@@ -67,16 +81,24 @@ def mean_over(shares: Sequence[float]) -> MeanOver:
 
 
 def gather(folders: Iterable[Path]) -> list[Group]:
-    """Groups in the order of the folders, each sorted by seed."""
-    found: dict[tuple[str, str, str], list[tuple[Run, Results]]] = {}
+    """Groups of image runs in the order of the folders, each sorted by seed."""
+    found: dict[tuple[str, str, str], list[tuple[ImageRun, Results]]] = {}
     for folder in folders:
         run = load_run(folder)
         key = (run.experiment, run.preset, repr(sorted(run.settings.items())))
         found.setdefault(key, []).append((run, load_results(folder)))
-    if not found:
-        raise SettingError("Give at least one run: spotlights report runs/mnist-single-paper-0.")
     groups = []
     for (experiment, preset, _), pairs in found.items():
         pairs.sort(key=lambda pair: pair[0].seed)
         groups.append(Group(experiment, preset, [run for run, _ in pairs], [results for _, results in pairs]))
     return groups
+
+
+def sorted_out(folders: Iterable[Path]) -> tuple[list[Group], list[Language]]:
+    """Runs about images, in groups, and runs about language, each by itself."""
+    runs = {folder: load_run(folder) for folder in folders}
+    if not runs:
+        raise SettingError("Give at least one run: spotlights report runs/mnist-single-paper-0.")
+    spoken = {folder: run for folder, run in runs.items() if isinstance(run, LanguageRun)}
+    languages = [Language(run, load_results(folder, LanguageResults)) for folder, run in spoken.items()]
+    return gather(folder for folder in runs if folder not in spoken), languages

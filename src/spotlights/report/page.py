@@ -10,9 +10,10 @@ from pathlib import Path
 from spotlights._version import __version__
 from spotlights.experiments.progress import track
 from spotlights.figures.canvas import save
-from spotlights.figures.palette import FAINT, INK, QUIET, SOURCES
+from spotlights.figures.palette import FAINT, INK, MARK, QUIET, SOURCES
 from spotlights.report import tables
-from spotlights.report.gather import Group, gather
+from spotlights.report.gather import Group, Language, sorted_out
+from spotlights.report.language import language_section
 from spotlights.report.pictures import (
     Shown,
     case_figures,
@@ -53,6 +54,7 @@ figcaption {{ color: {QUIET}; font-size: .88rem; max-width: 54rem; margin-top: .
 .tiles {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 0 1.5rem; }}
 details {{ margin: .8rem 0 1.4rem; }} summary {{ cursor: pointer; color: {QUIET}; }}
 .scroll {{ overflow-x: auto; }}
+mark {{ background: {MARK}; padding: 0 .08em; border-radius: .15em; }}
 footer {{ margin-top: 4rem; color: {QUIET}; font-size: .85rem; }}
 @media print {{ h2 {{ break-before: page; }} figure, table {{ break-inside: avoid; }} }}
 """
@@ -65,13 +67,15 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
         runs: folders that `spotlights run` made. Runs that differ in their seeds only are averaged.
         out: the folder for the page and its figures.
     """
-    groups = gather(runs)
+    groups, languages = sorted_out(runs)
     out.mkdir(parents=True, exist_ok=True)
-    sections = [_opening(groups)]
+    sections = [_opening(groups, languages)]
     sections += [_section(group, out) for group in track(groups, len(groups), "drawing")]
-    sections.append(_exactness(groups))
+    sections += [language_section(each) for each in languages]
+    if groups:
+        sections.append(_exactness(groups))
     page = out / PAGE
-    page.write_text(whole_page("\n".join(sections), "Spotlights: the paper's image experiments"), encoding="utf-8")
+    page.write_text(whole_page("\n".join(sections), "Spotlights: the paper's experiments"), encoding="utf-8")
     return page
 
 
@@ -88,15 +92,19 @@ def whole_page(body: str, title: str) -> str:
 """
 
 
-def _opening(groups: Sequence[Group]) -> str:
-    links = " ".join(f'<a href="#{group.name}">{escape(group.name)}</a>' for group in groups)
+def _opening(groups: Sequence[Group], languages: Sequence[Language]) -> str:
+    names = [each.name for each in (*groups, *languages)] + (["exactness"] if groups else [])
+    links = " ".join(f'<a href="#{name}">{escape(name)}</a>' for name in names)
+    opening = f"""<h1>Which training examples is an answer made of?</h1>
+<p class="lead">Experiments of “The Dual Form of Neural Networks Revisited”
+(Irie, Csordás, Schmidhuber, ICML 2022), run again with every training step recorded.</p>
+<nav>{links}</nav>"""
+    if not groups:
+        return opening
     head = ["experiment", "preset", "test accuracy (%)", "paper", "here", "seeds"]
-    return f"""<h1>Which training examples is an answer made of?</h1>
-<p class="lead">The image experiments of “The Dual Form of Neural Networks Revisited”
-(Irie, Csordás, Schmidhuber, ICML 2022), run again with every training step recorded.
-Numbers are means ± standard deviations over seeds.</p>
-<nav>{links} <a href="#exactness">exactness</a></nav>
+    return f"""{opening}
 <h3>Accuracy</h3>
+<p class="lead">Numbers are means ± standard deviations over seeds.</p>
 {tables.html_table(head, tables.accuracy_rows(groups), numbers_from=3)}"""
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from spotlights.attention.results import Label, Top, Totals
 from spotlights.experiments.analyses.cases import Case, LayerCase, Picture
 from spotlights.experiments.results import Results
-from spotlights.experiments.running import Run
+from spotlights.experiments.run_file import ImageRun
 from spotlights.figures.case import LayerPanel, Task, plot_case
 from spotlights.figures.examples import RankedExamples, plot_examples
 from spotlights.figures.heat_maps import HeatMap, plot_heat_maps
@@ -54,7 +54,7 @@ def describe(results: Results, case: Case) -> str:
 # -- single test images -------------------------------------------------------------------------
 
 
-def case_figures(results: Results, case: Case, run: Run, prefix: str) -> Iterator[Shown]:
+def case_figures(results: Results, case: Case, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """The paper's figures for one test image, and ours."""
     yield Shown(
         f"{prefix}-attention",
@@ -187,7 +187,7 @@ def _measures(results: Results, case: Case) -> Figure:
     return plot_measures(rows, all_names(results), tasks=results.sources)
 
 
-def _case_over_time(results: Results, case: Case, run: Run) -> Figure:
+def _case_over_time(results: Results, case: Case, run: ImageRun) -> Figure:
     classes = case.layers[0].totals.shape[1]
     timelines = [
         CaseTimeline(
@@ -214,7 +214,7 @@ def _case_over_time(results: Results, case: Case, run: Run) -> Figure:
 # -- all test images ----------------------------------------------------------------------------
 
 
-def test_set_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]:
+def test_set_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """What is about the whole test set."""
     if len(results.sources) > 1:
         shares: dict[str, dict[tuple[str, str], float]] = {}
@@ -254,7 +254,7 @@ def test_set_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]
 # -- forgetting ---------------------------------------------------------------------------------
 
 
-def forgetting_figures(results: Results, run: Run, prefix: str) -> Iterator[Shown]:
+def forgetting_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[Shown]:
     """Masks and interference; nothing for experiments without them."""
     if results.masks:
         yield Shown(

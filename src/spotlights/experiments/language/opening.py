@@ -1,0 +1,41 @@
+"""From the folder of a language run to what can be asked: its memory, its network and its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+import spotlights as sl
+from spotlights.errors import MemoryFormatError, SettingError, UnsupportedError
+from spotlights.experiments.language.network import LanguageModel
+from spotlights.experiments.language.settings import LanguageSettings
+from spotlights.experiments.language.training import TrainedLanguage, digest
+from spotlights.experiments.registry import experiment_named
+from spotlights.experiments.running import MEMORY, MODEL, RUN, load_run, started
+
+
+def open_run(path: str | Path) -> tuple[TrainedLanguage, LanguageSettings]:
+    """Opens a language run's folder, or the memory inside one."""
+    path = Path(path)
+    folder = path if (path / RUN).is_file() else path.absolute().parent
+    if not (folder / RUN).is_file():
+        if (path / "memory.json").is_file():
+            raise SettingError(
+                f"{path} holds a memory, but not the network and the text. Give them in Python: "
+                'sl.open(path).attend(model, tokens)["rnn.l0"].passages(text).'
+            )
+        raise MemoryFormatError(f"There is no finished run at {path}. Make one: spotlights run aesop-char.")
+    name, settings = started(folder)
+    if not isinstance(settings, LanguageSettings):
+        raise SettingError(f"{folder} is a run of {name}, which is about images. Passages are of texts.")
+    if not (folder / MEMORY).exists():
+        raise UnsupportedError(f"{folder} has no memory: it was thrown away. Run it again without --discard-memory.")
+    run = load_run(folder)
+    data = experiment_named(name).load(settings)
+    if digest(data) != run.text_sha256:
+        raise SettingError(f"{settings.text} is not the text any more that {folder} was trained on.")
+    model = LanguageModel(len(data.vocabulary), settings)
+    model.load_state_dict(load_file(folder / MODEL))
+    memory = sl.open(folder / MEMORY)
+    return TrainedLanguage(memory, model.eval(), data, run.seed, run.surprise["train"]), settings

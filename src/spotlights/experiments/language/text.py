@@ -1,0 +1,32 @@
+"""The text that a language experiment is about, as its settings cut it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotlights.datasets import TextDataset, TextSplit, read_text
+from spotlights.datasets.vocabulary import Vocabulary
+from spotlights.errors import SettingError
+from spotlights.experiments.language.settings import LanguageSettings
+
+
+def own_text(settings: LanguageSettings, unit: str) -> TextDataset:
+    """A text file of the user's."""
+    if settings.text is None:
+        raise SettingError("Give the text to train on: --text book.txt.")
+    return shortened(read_text(settings.text, unit), settings)
+
+
+def shortened(data: TextDataset, settings: LanguageSettings) -> TextDataset:
+    """Only the first tokens of the training text, if the settings say so; what no longer comes is unknown."""
+    if settings.tokens is None or settings.tokens >= len(data.train):
+        return data
+    tokens = data.train.tokens[: settings.tokens]
+    vocabulary = Vocabulary.of(tokens, data.vocabulary.unit)
+    test = data.test.tokens
+    return replace(
+        data,
+        vocabulary=vocabulary,
+        train=TextSplit(tokens, vocabulary.encode(tokens)),
+        test=TextSplit(test, vocabulary.encode(test)),
+    )
