@@ -11,6 +11,7 @@ from spotlights.errors import UnknownNameError
 from spotlights.experiments import (
     aesop_char,
     char_lm,
+    mnist_cnn,
     mnist_continual,
     mnist_joint,
     mnist_single,
@@ -61,6 +62,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "mnist-single": mnist_single,
     "mnist-joint": mnist_joint,
     "mnist-continual": mnist_continual,
+    "mnist-cnn": mnist_cnn,
     "aesop-char": aesop_char,
     "wikitext2-word": wikitext2_word,
     "char-lm": char_lm,

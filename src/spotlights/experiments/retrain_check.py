@@ -29,7 +29,7 @@ from spotlights.experiments.progress import stage, track
 from spotlights.experiments.registry import experiment_named
 from spotlights.experiments.results import from_plain
 from spotlights.experiments.running import MEMORY, MODEL, load_run
-from spotlights.experiments.settings import ImageSettings
+from spotlights.experiments.settings import PaperSettings
 from spotlights.experiments.training import Batch, without_replacement
 from spotlights.experiments.truth.scoring import spearman
 from spotlights.experiments.truth.settings import margins
@@ -94,6 +94,10 @@ def retrain_check(folder: Path, **group: Any) -> RetrainCheck:
     memory = sl.open(folder / MEMORY)
     view = memory.where(**group)
     settings = from_plain(experiment_named(run.experiment).Settings, run.settings)
+    if not isinstance(settings, PaperSettings):
+        raise SettingError(
+            f"{run.experiment} cannot be trained again from its batches. Give a run of the paper's network."
+        )
     data = {source: prepare(source, settings.train_images, settings.test_images) for source in run.train_images}
     model = _network(settings, data)
     model.load_state_dict(load_file(folder / MODEL))
@@ -140,7 +144,7 @@ def _short(value: Any) -> str:
     return f"{len(value)} values" if isinstance(value, list | tuple) and len(value) > 4 else str(value)
 
 
-def _network(settings: ImageSettings, data: dict[str, Prepared]) -> nn.Module:
+def _network(settings: PaperSettings, data: dict[str, Prepared]) -> nn.Module:
     first = next(iter(data.values()))
     return mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
 
@@ -177,7 +181,7 @@ def _left_out(data: dict[str, Prepared], group: dict[str, Any]) -> dict[str, Boo
 
 
 def _retrain(
-    settings: ImageSettings,
+    settings: PaperSettings,
     data: dict[str, Prepared],
     left_out: dict[str, Bool[Tensor, "examples"]],
     *,
@@ -203,7 +207,7 @@ def _retrain(
     return model
 
 
-def _batches(settings: ImageSettings, data: dict[str, Prepared], seed: int) -> Iterator[Batch]:
+def _batches(settings: PaperSettings, data: dict[str, Prepared], seed: int) -> Iterator[Batch]:
     trains = [prepared.train for prepared in data.values()]
     switch = getattr(settings, "switch", None)
     if switch is None:

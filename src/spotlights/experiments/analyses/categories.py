@@ -58,7 +58,7 @@ def total_scores(trained: Trained) -> CategoryTotals:
     """One call for each layer, for all test images of all tasks."""
     tests = [prepared.test for prepared in trained.data.values()]
     inputs = torch.cat([test.inputs for test in tests])
-    spotlights = trained.memory.attend(trained.model, inputs)
+    spotlights = trained.attend(inputs)
     layers, slots = {}, np.zeros((len(tests), 0), dtype=np.int64)
     for layer in trained.layers:
         totals = spotlights[layer].totals("category", absolute=True)
