@@ -14,7 +14,7 @@ from demos import small_demo
 from spotlights.cli import app
 from spotlights.experiments import demo
 
-COMMANDS = ("demo", "info", "verify", "top", "totals", "mask", "explore", "run", "report", "reproduce")
+COMMANDS = ("demo", "info", "verify", "top", "totals", "mask", "explore", "run", "passages", "report", "reproduce")
 
 
 def spotlights(*arguments: object):

@@ -80,3 +80,34 @@ def test_parts_are_for_scores_and_must_exist(joined):
         memory.attend(model, keys[:1], part="h")["0"].contributions(target=0)
     with pytest.raises(sl.UnknownNameError, match=r'part "c".*\'x\': 2, \'h\': 3'):
         memory.attend(model, keys[:1], part="c")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_the_cosine_of_a_folded_memory_is_that_of_the_sum_of_keys(tmp_path, monkeypatch, dtype):
+    """Lengths are kept with the sums, for each part of a key; whatever the storage type."""
+    monkeypatch.setattr("spotlights.layers.ADAPTERS", [_JoinedAdapter(), *ADAPTERS])
+    torch.manual_seed(6)
+    model = nn.Sequential(_Joined(5, 3), nn.Linear(3, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys, sums = 100 * torch.randn(30, 5).double(), torch.zeros(10, 5).double()
+    options = {"dtype": dtype, "segment_bytes": 300, "fold": "example"}
+    with sl.record(model, optimizer, tmp_path / "m", **options) as recorder:
+        for row, key in enumerate(keys):
+            recorder.batch(example=[row % 10])
+            optimizer.zero_grad()
+            model(key[None]).square().mean().backward()
+            optimizer.step()
+            sums[row % 10] += key
+    memory = sl.open(tmp_path / "m")
+    query = torch.randn(1, 5).double()
+    x, h = (F.cosine_similarity(query[:, p], sums[:, p]) for p in (slice(0, 2), slice(2, 5)))
+    wanted = {
+        ("cosine", None): F.cosine_similarity(query, sums),
+        ("cosine", "x"): x,
+        ("cosine", "h"): h,
+        ("cosine-parts", None): x + h,
+    }
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3}[dtype]
+    for (kernel, part), scores in wanted.items():
+        found = memory.attend(model, query, kernel=kernel, part=part)["0"].scores()[0]
+        torch.testing.assert_close(found.double(), scores, rtol=0, atol=tolerance)

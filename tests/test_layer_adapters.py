@@ -1,25 +1,85 @@
 """What every layer adapter keeps: keys and errors make up the gradient, keys and weights the output."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from layer_kinds import Conv1D, convolutions
 from spotlights.dual_form import linear_map, outer_sum
-from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for, adapter_named
+from spotlights.layers import ADAPTERS, Call, LayerAdapter, ModuleAdapter, adapter_for, adapter_named
+from spotlights.layers.adapter import tensors_of
 
 
-class AdapterContract(ABC):
+class ModuleContract(ABC):
+    """Rows of keys and errors are the gradients of a module's parameters, map by map."""
+
+    adapter: ModuleAdapter
+
+    @abstractmethod
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        """Modules of this kind, in float64, each with an input, or a tuple of all that its forward takes."""
+
+    def test_it_is_registered_and_found(self):
+        assert self.adapter in ADAPTERS
+        assert adapter_named(self.adapter.kind) is self.adapter
+        for module, _ in self.modules():
+            assert adapter_for(module) is self.adapter
+
+    def test_its_maps_are_made_of_parameters_of_the_module_and_no_two_share_any(self):
+        for module, _ in self.modules():
+            own = {id(parameter) for parameter in module.parameters()}
+            parts = [part for linear in self.adapter.maps(module).values() for part in linear.parameters.values()]
+            assert {id(part.parameter) for part in parts} <= own
+            assert len({part.identity for part in parts}) == len(parts)
+
+    def test_calls_make_up_the_gradients_of_all_maps(self):
+        for module, taken in self.modules():
+            args = taken if type(taken) is tuple else (taken,)
+            gradients, call = called(self.adapter, module, args)
+            keys, errors, leads = call.keys(), call.errors(gradients), call.leads()
+            maps = self.adapter.maps(module)
+            assert set(keys) == set(errors) == set(leads) == set(maps)
+            for name, linear in maps.items():
+                rows = [each[name].reshape(-1, each[name].shape[-1]) for each in (keys, errors)]
+                assert (
+                    len(rows[0])
+                    == len(rows[1])
+                    == (math.prod(leads[name]) if call.chosen is None else len(call.chosen))
+                )
+                made = outer_sum(rows[1], rows[0], linear.groups).split(list(linear.columns.values()), dim=1)
+                for (weight, part), of_weight in zip(linear.weights.items(), made, strict=True):
+                    gradient = linear.kept(weight, part.parameter.grad)
+                    torch.testing.assert_close(gradient, of_weight, rtol=1e-12, atol=1e-12)
+                for bias, part in linear.biases.items():
+                    gradient = linear.kept(bias, part.parameter.grad)
+                    torch.testing.assert_close(gradient, rows[1].sum(dim=0), rtol=1e-12, atol=1e-12)
+
+
+def called(adapter: ModuleAdapter, module: nn.Module, args: tuple[Any, ...]) -> tuple[list[Tensor], Call]:
+    """One forward and backward pass; what reached each tensor that the module returned."""
+    module.zero_grad()
+    before = adapter.before(module)
+    output = module(*args)
+    call = adapter.call(module, args, {}, output, before)
+    outputs = tensors_of(output)
+    reached: dict[int, Tensor] = {}
+    for place, tensor in enumerate(outputs):
+        tensor.register_hook(lambda gradient, place=place: reached.update({place: gradient}))
+    torch.autograd.backward(outputs, [torch.randn_like(tensor) for tensor in outputs])
+    return [reached[place] for place in range(len(outputs))], call
+
+
+class AdapterContract(ModuleContract):
     """Rows of keys and errors are the layer, forwards and backwards."""
 
     adapter: LayerAdapter
-
-    @abstractmethod
-    def modules(self) -> list[tuple[nn.Module, Tensor]]:
-        """Modules of this kind, in float64, each with an input."""
 
     def passes(self):
         for module, inputs in self.modules():
@@ -29,12 +89,6 @@ class AdapterContract(ABC):
             output.register_hook(lambda gradient, seen=seen: seen.append(gradient))
             (output * torch.randn(output.shape, dtype=output.dtype)).sum().backward()
             yield module, inputs, output.detach(), seen[0]
-
-    def test_it_is_registered_and_found(self):
-        assert self.adapter in ADAPTERS
-        assert adapter_named(self.adapter.kind) is self.adapter
-        for module, _ in self.modules():
-            assert adapter_for(module) is self.adapter
 
     def rows(self, module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         keys, errors = self.adapter.keys(module, inputs), self.adapter.errors(module, gradient)
@@ -176,6 +230,43 @@ class TestGroupNorm(AdapterContract):
         return [normed(nn.GroupNorm(2, 4), 3, 4), normed(nn.GroupNorm(1, 4), 3, 4, 2, 2)]
 
 
+class TestLstm(ModuleContract):
+    adapter = adapter_named("lstm")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        return recurrent(nn.LSTM, nn.LSTMCell, lambda state: (state, 2 * state))
+
+    def test_lstms_that_compute_something_else_are_not_taken_for_one(self):
+        assert adapter_for(nn.LSTM(3, 4, proj_size=2)) is None
+        assert adapter_for(nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")) is None
+
+
+class TestGru(ModuleContract):
+    adapter = adapter_named("gru")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        return recurrent(nn.GRU, nn.GRUCell, lambda state: state)
+
+
+def recurrent(
+    layers: type[nn.Module], cell: type[nn.Module], start: Callable[[Tensor], Any]
+) -> list[tuple[nn.Module, Any]]:
+    torch.manual_seed(0)
+    steps, state = torch.randn(5, 2, 3), torch.randn(4, 2, 4).double()
+    packed = pack_sequence([torch.randn(count, 3).double() for count in (2, 5, 1, 5)], enforce_sorted=False)
+    found = [
+        (layers(3, 4), steps),
+        (layers(3, 4, 2, bidirectional=True, dropout=0.5), (steps.double(), start(state))),
+        (layers(3, 4, 3, batch_first=True, bias=False), steps),
+        (layers(3, 4, 2, bidirectional=True), packed),
+        (layers(3, 4), steps[:, 0]),
+        (cell(3, 4), (steps[0].double(), start(state[0]))),
+        (cell(3, 4, bias=False), steps[0, 0]),
+        (layers(3, 4, 2, dropout=0.5).eval(), (steps.double(), start(state[:2]))),
+    ]
+    return [(module.double(), taken.double() if type(taken) is Tensor else taken) for module, taken in found]
+
+
 def normed(module: nn.Module, *shape: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     for parameter in module.parameters():
@@ -191,6 +282,7 @@ def test_other_modules_have_no_adapter(module: nn.Module):
 
 
 def test_every_adapter_keeps_the_contract():
-    tested = {contract.adapter.kind for contract in AdapterContract.__subclasses__()}
+    contracts = [*ModuleContract.__subclasses__(), *AdapterContract.__subclasses__()]
+    tested = {contract.adapter.kind for contract in contracts if contract is not AdapterContract}
     assert tested == {adapter.kind for adapter in ADAPTERS}, "write a contract test for the new kind of layer"
     assert adapter_named("convolution of the second kind") is None

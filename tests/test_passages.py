@@ -103,7 +103,10 @@ def test_passages_are_those_of_brute_force(fold: str | None, prompt: str, k: int
     assert [p.score for p in found] == pytest.approx([sum(spans[span].values()) for span in ranked], rel=1e-4, abs=1e-4)
     for passage in found:
         assert "".join(passage.text) == TEXT[passage.start : passage.stop]
-        assert passage.attended == {hit.position - passage.start for hit in passage.hits}
+        places = {hit.position - passage.start for hit in passage.hits}
+        assert passage.attended <= places
+        assert len(passage.attended) <= len(tokens)
+        assert sum(hit.score for hit in passage.best.values()) == pytest.approx(passage.score)
 
 
 @pytest.mark.parametrize("fold", [None, "example"])

@@ -272,8 +272,12 @@ def passages(
     ] = None,
     last: Annotated[int, typer.Option(min=1, help="Ask about so many tokens at the end, together.")] = 1,
     kernel: Annotated[
-        str, typer.Option(help="dot (what the network computes), cosine, …: how keys and queries are compared.")
+        str, typer.Option(help="How keys and queries are compared: dot (what the network does), cosine, cosine-parts.")
     ] = "cosine",
+    part: Annotated[
+        str | None,
+        typer.Option(help="Only by x, the token itself, or h, what was read before it.", show_default=False),
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
     around: Annotated[
         int | None,
@@ -296,7 +300,7 @@ def passages(
                 assert at is not None
                 tokens = asking.before(trained.data, source, at, settings.context)
             asked = range(-min(last, len(tokens)), 0)
-            found = asking.passages(trained, tokens, asked=asked, k=k, kernel=kernel, around=around)
+            found = asking.passages(trained, tokens, asked=asked, k=k, kernel=kernel, part=part, around=around)
     _print_json(found.as_dict()) if as_json else _print(found)
 
 

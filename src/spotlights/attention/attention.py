@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,6 @@ from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
-from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
 
@@ -52,7 +50,12 @@ class Attention(Measure):
         super().__init__(view, layer, rows if chosen is None else rows[list(chosen)])
         self.kernel = kernel
         self.part = part
-        self.stretches = looked_at(layer.entry, kernel, part)
+        if part is not None:
+            self.parts = [[part]]
+        elif kernel == "cosine-parts":
+            self.parts = [[name] for name in layer.entry.stretches]
+        else:
+            self.parts = [list(layer.entry.stretches)]
         self._forward = forward
         self._chosen = chosen
 
@@ -100,7 +103,7 @@ class Attention(Measure):
 
     def values(self, chosen: slice) -> Values:
         queries = self.queries[chosen]
-        products = Products(self.layer, queries, parts=self.stretches, cosine=self.kernel.startswith("cosine"))
+        products = Products(self.layer, queries, parts=self.parts, cosine=self.kernel.startswith("cosine"))
         return _softmax(self, products, queries) if self.kernel == "softmax" else products
 
     def scores(self) -> Float[Tensor, "queries slots"]:
@@ -189,21 +192,11 @@ class Attention(Measure):
         return f"Attention({self.layer.name}: {len(self.queries)} queries over {self.layer.slots:,} slots)"
 
 
-def looked_at(entry: LayerEntry, kernel: str, part: str | None) -> list[slice]:
-    """Which stretches of its keys a kernel looks at, each by itself."""
-    ends = accumulate(entry.parts.values())
-    stretches = {name: slice(end - size, end) for (name, size), end in zip(entry.parts.items(), ends, strict=True)}
-    if part is not None:
-        return [stretches[part]]
-    if kernel == "cosine-parts" and stretches:
-        return list(stretches.values())
-    return [slice(0, entry.in_features)]
-
-
 def _softmax(measure: Attention, products: Products, queries: Tensor) -> Values:
     """Normalises over all slots of the view: one scan to find what to divide by."""
     measure.view.reader.need_visits("the score of each visit, which a softmax takes one by one", "Use another kernel")
-    scale = sum(part.stop - part.start for part in measure.stretches) ** -0.5
+    stretches = measure.layer.entry.stretches
+    scale = sum(stretches[name].stop - stretches[name].start for part in measure.parts for name in part) ** -0.5
 
     def scaled(block: Block) -> Tensor:
         return products(block).mul_(scale)

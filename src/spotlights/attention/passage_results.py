@@ -44,17 +44,23 @@ class Passage:
     score: float
     """The sum, over the tokens asked about, of each one's best hit."""
     hits: list[Hit]
+    """By token, best first."""
     text: list[str]
     """Its tokens."""
 
     @property
-    def attended(self) -> set[int]:
-        """The places in `text` that are attended to."""
-        return {hit.position - self.start for hit in self.hits}
+    def best(self) -> dict[int, Hit]:
+        """Each token's best hit."""
+        found: dict[int, Hit] = {}
+        for hit in self.hits:
+            if hit.token not in found or hit.score > found[hit.token].score:
+                found[hit.token] = hit
+        return found
 
     @property
-    def best(self) -> Hit:
-        return max(self.hits, key=lambda hit: hit.score)
+    def attended(self) -> set[int]:
+        """The places in `text` of the best hits, which are shown."""
+        return {hit.position - self.start for hit in self.best.values()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,13 +89,14 @@ class Passages(Printable):
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each passage, best first; `text` has «» around what is attended to."""
         for rank, passage in enumerate(self.passages, start=1):
+            best = max(passage.best.values(), key=lambda hit: hit.score)
             yield {
                 "rank": rank,
                 "score": passage.score,
-                "position": passage.best.position,
-                "visits": passage.best.visits,
-                "first_step": passage.best.first_step,
-                "last_step": passage.best.last_step,
+                "position": best.position,
+                "visits": best.visits,
+                "first_step": best.first_step,
+                "last_step": best.last_step,
                 "text": self._marked(passage),
             }
 

@@ -7,7 +7,6 @@ overlap share one passage. Its score is the sum, over the tokens asked about, of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -118,8 +117,8 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 def _passage(span: Span, text: Sequence[str]) -> Passage:
     start, stop, hits = span
+    hits.sort(key=lambda hit: (hit.token, -hit.score, hit.position))
     best: dict[int, float] = {}
     for hit in hits:
-        best[hit.token] = max(hit.score, best.get(hit.token, -math.inf))
-    hits.sort(key=lambda hit: (hit.token, -hit.score, hit.position))
+        best.setdefault(hit.token, hit.score)
     return Passage(start, stop, score=sum(best.values()), hits=hits, text=list(text[start:stop]))

@@ -6,7 +6,7 @@ row. Where a layer's keys are kept once, each distinct key is multiplied once an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -18,8 +18,8 @@ from spotlights.memory.reader import Block, LayerReader, StoredRows
 class Products:
     """Scores some queries against any block of a layer.
 
-    With `cosine`, keys and queries have length 1. With `parts`, stretches of the keys, only these count, each
-    normalised by itself, and their scores are added up.
+    With `cosine`, keys and queries have length 1. With `parts` (each some neighbouring stretches of the layer's keys),
+    only these count, each normalised by itself, and their scores are added up.
     """
 
     def __init__(
@@ -28,16 +28,13 @@ class Products:
         queries: Float[Tensor, "queries in_features"],
         *,
         cosine: bool = False,
-        parts: Sequence[slice] | None = None,
+        parts: Sequence[Sequence[str]] | None = None,
     ) -> None:
         queries = queries.to(layer.storage.compute_dtype)
         self._cosine = cosine
         self._count = len(queries)
         self._dtype = queries.dtype
-        self._parts = [
-            (part, _unit(queries[:, part]) if cosine else queries[:, part].contiguous())
-            for part in parts or [slice(0, queries.shape[1])]
-        ]
+        self._parts = [_Part(layer.entry.stretches, part, queries, cosine) for part in parts or [layer.entry.stretches]]
         self._table: Tensor | None = None
         if layer.entry.indexed:
             self._table = queries.new_zeros(len(queries), layer.distinct_keys)
@@ -53,19 +50,41 @@ class Products:
         return scores
 
     def _fill(self, scores: Float[Tensor, "queries rows"], rows: StoredRows) -> None:
-        for number, (part, queries) in enumerate(self._parts):
-            keys = rows.rows[:, part]
-            found = torch.empty_like(scores) if number else scores
-            if self._count == 1:
-                torch.mv(keys, queries[0], out=found[0])
-            else:
-                found.copy_(queries @ keys.T)
-            if self._cosine:
-                found /= keys.norm(dim=1).clamp_min_(torch.finfo(keys.dtype).tiny)
-            if number:
-                scores += found
-        if not self._cosine and rows.scale is not None:
+        first, *others = self._parts
+        first.score(rows, scores)
+        for part in others:
+            scores += part.score(rows, torch.empty_like(scores))
+        if rows.scale is not None and (rows.norms is not None or not self._cosine):
             scores *= rows.scale
+
+
+class _Part:
+    """Some neighbouring stretches of the keys, and the same of the queries."""
+
+    def __init__(
+        self,
+        stretches: Mapping[str, slice],
+        chosen: Iterable[str],
+        queries: Float[Tensor, "queries in_features"],
+        cosine: bool,
+    ) -> None:
+        names = list(chosen)
+        self._numbers = [number for number, name in enumerate(stretches) if name in names]
+        self._place = slice(stretches[names[0]].start, stretches[names[-1]].stop)
+        queries = queries[:, self._place]
+        self._queries = _unit(queries) if cosine else queries.contiguous()
+        self._cosine = cosine
+
+    def score(self, rows: StoredRows, out: Float[Tensor, "queries rows"]) -> Float[Tensor, "queries rows"]:
+        keys = rows.rows[:, self._place]
+        if len(self._queries) == 1:
+            torch.mv(keys, self._queries[0], out=out[0])
+        else:
+            out.copy_(self._queries @ keys.T)
+        if self._cosine:
+            norms = keys if rows.norms is None else rows.norms[:, self._numbers]
+            out /= norms.norm(dim=1).clamp_min_(torch.finfo(keys.dtype).tiny)
+        return out
 
 
 def error_products(block: Block, directions: Float[Tensor, "queries out_features"]) -> Float[Tensor, "queries rows"]:

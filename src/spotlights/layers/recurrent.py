@@ -108,10 +108,13 @@ class _RecurrentAdapter(ModuleAdapter):
         keys: Mapping[str, Float[Tensor, "rows in_features"]],
         starts: Sequence[Float[Tensor, "sequences hidden"]],
         gradients: Sequence[Float[Tensor, "rows hidden"]],
+        *,
+        cells_are_whole: bool,
     ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
         """The errors of each map, and those that belong to `weight_ih`.
 
-        `starts` and `gradients` are those of the state and (LSTM) of the cell; gradients may be overwritten.
+        `starts` and `gradients` are those of the state and (LSTM) of the cell; gradients may be overwritten. With
+        `cells_are_whole`, those of the cells have been through the states already.
         """
 
 
@@ -140,6 +143,8 @@ class LstmAdapter(_RecurrentAdapter):
         keys: Mapping[str, Float[Tensor, "rows in_features"]],
         starts: Sequence[Float[Tensor, "sequences hidden"]],
         gradients: Sequence[Float[Tensor, "rows hidden"]],
+        *,
+        cells_are_whole: bool,
     ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
         ((name, key),) = keys.items()
         weight_hh = direction.weight_hh.detach()
@@ -148,7 +153,7 @@ class LstmAdapter(_RecurrentAdapter):
         for bias in (direction.bias_ih, direction.bias_hh):
             if bias is not None:
                 gates += bias.detach()
-        made = lstm_errors(gates, weight_hh, times, starts[1], gradients[0], gradients[1])
+        made = lstm_errors(gates, weight_hh, times, starts[1], *gradients, cells_are_whole=cells_are_whole)
         return {name: made}, made
 
 
@@ -178,6 +183,8 @@ class GruAdapter(_RecurrentAdapter):
         keys: Mapping[str, Float[Tensor, "rows in_features"]],
         starts: Sequence[Float[Tensor, "sequences hidden"]],
         gradients: Sequence[Float[Tensor, "rows hidden"]],
+        *,
+        cells_are_whole: bool,
     ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
         of_ih, of_hh = "ih" + direction.suffix, "hh" + direction.suffix
         halves = ((of_ih, direction.weight_ih, direction.bias_ih), (of_hh, direction.weight_hh, direction.bias_hh))
@@ -270,6 +277,7 @@ class _RecurrentCall(Call):
         given = () if start is None else (start,) if isinstance(start, Tensor) else start
         self._starts = [layout.states(tensor) for tensor in given]
         self._random_state = random_state
+        self._cells_are_whole = self._is_cell and isinstance(output, tuple) and _comes_from(*output)
         self.chosen = layout.chosen
         self.nbytes = self._inputs.nbytes + self._outputs.nbytes
 
@@ -300,6 +308,7 @@ class _RecurrentCall(Call):
                     self._keys[layer][d],
                     self._starts_of(layer, d),
                     [times.from_the_end(mine if not n else None, each, like) for n, each in enumerate(last)],
+                    cells_are_whole=self._cells_are_whole,
                 )
                 found.update({name: layout.shaped(rows) for name, rows in made.items()})
                 if layer:
@@ -347,7 +356,7 @@ class _RecurrentCall(Call):
             torch.set_rng_state(self._random_state)
             return [nn.functional.dropout(torch.ones_like(self._outputs), self._module.dropout) for _ in lower]
 
-    def _through(self) -> Iterator[tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows directions*hidden"]]]:
+    def _through(self) -> Iterator[tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows features"]]]:
         """The inputs and outputs of each layer; those of the lower ones are computed again."""
         inputs = self._inputs
         for layer, mask in enumerate(self._masks):
@@ -356,7 +365,7 @@ class _RecurrentCall(Call):
             inputs = outputs if mask is None else outputs * mask
         yield inputs, self._outputs
 
-    def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows directions*hidden"]:
+    def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows features"]:
         """One layer alone, by the kernel that the module uses."""
         module, layout = self._module, self._layout
         assert isinstance(module, nn.RNNBase)
@@ -369,3 +378,16 @@ class _RecurrentCall(Call):
             return self._adapter.kernel(inputs, torch.tensor(layout.sizes), start, *settings)[0]
         stepwise = inputs.unflatten(0, (len(layout.sizes), layout.sizes[0]))
         return self._adapter.kernel(stepwise, start, *settings, False)[0].flatten(0, 1)
+
+
+def _comes_from(state: Tensor, cell: Tensor) -> bool:
+    """Whether the graph has the state computed from this very cell, as without a fused kernel: h = o·tanh(c).
+
+    What reaches the cell then has all that reaches it by way of the state in it.
+    """
+    reached = [state.grad_fn]
+    for _ in range(3):
+        reached = [before for node in reached if node is not None for before, _ in node.next_functions]
+        if cell.grad_fn is not None and cell.grad_fn in reached:
+            return True
+    return False

@@ -89,13 +89,15 @@ class Times:
 
 
 def lstm_errors(
-    gates: Float[Tensor, "rows 4*hidden"],
-    weight_hh: Float[Tensor, "4*hidden hidden"],
+    gates: Float[Tensor, "rows gates"],
+    weight_hh: Float[Tensor, "gates hidden"],
     times: Times,
     cell_start: Starts,
     state_gradient: States,
     cell_gradient: States,
-) -> Float[Tensor, "rows 4*hidden"]:
+    *,
+    cells_are_whole: bool,
+) -> Float[Tensor, "rows gates"]:
     """The gradients of an LSTM's gates before their nonlinearities. All but the weight and the start is overwritten.
 
     Args:
@@ -104,7 +106,8 @@ def lstm_errors(
         times: which rows follow each other.
         cell_start: the cells that the sequences begin with.
         state_gradient: what reaches each state from outside the layer.
-        cell_gradient: the same for the cells.
+        cell_gradient: the same for the cells;
+        cells_are_whole: or else all that reaches the cells, also by way of the states.
     """
     hidden = weight_hh.shape[1]
     gates[:, : 2 * hidden].sigmoid_()
@@ -126,7 +129,9 @@ def lstm_errors(
     to_cell = aten.tanh_backward.grad_input(o, squashed, grad_input=squashed)
     through_cell = errors[:, : 3 * hidden].unflatten(1, (3, hidden))
     for rows, before, _ in reversed(times.steps):
-        of_state, of_cell = state_gradient[rows], cell_gradient[rows].addcmul_(state_gradient[rows], to_cell[rows])
+        of_state, of_cell = state_gradient[rows], cell_gradient[rows]
+        if not cells_are_whole:
+            of_cell.addcmul_(of_state, to_cell[rows])
         through_cell[rows].mul_(of_cell[:, None])
         of_o[rows].mul_(of_state)
         if old := before.stop - before.start:
@@ -136,13 +141,13 @@ def lstm_errors(
 
 
 def gru_errors(
-    gates_ih: Float[Tensor, "rows 3*hidden"],
-    gates_hh: Float[Tensor, "rows 3*hidden"],
-    weight_hh: Float[Tensor, "3*hidden hidden"],
+    gates_ih: Float[Tensor, "rows gates"],
+    gates_hh: Float[Tensor, "rows gates"],
+    weight_hh: Float[Tensor, "gates hidden"],
     times: Times,
     before: States,
     state_gradient: States,
-) -> tuple[Float[Tensor, "rows 3*hidden"], Float[Tensor, "rows 3*hidden"]]:
+) -> tuple[Float[Tensor, "rows gates"], Float[Tensor, "rows gates"]]:
     """The gradients of both linear maps of a GRU: of the input, and of the state. Overwrites gates and gradient.
 
     Args:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,11 @@ class FoldedWriter(MemoryWriter):
         segments = [self._write({name: [row[None]] for name, row in log.items()}, {}, fold)]
         told = {"example", VISITS, FIRST_STEP, LAST_STEP}
         for layer, sums in self._sums.items():
-            half = self._manifest.layers[layer].storage == "float16"
+            entry = self._manifest.layers[layer]
             for keys, columns in sums.chunks():
                 tensors = {names.column_tensor(layer, name): [column] for name, column in columns.items()}
-                if half:
+                tensors[names.layer_tensor(layer, names.NORMS)] = [_norms(keys, entry.stretches.values())]
+                if entry.storage == "float16":
                     keys, scale = _halved(keys)
                     tensors[names.layer_tensor(layer, names.KEY_SCALE)] = [scale]
                 tensors[names.layer_tensor(layer, names.KEYS)] = [keys]
@@ -204,6 +205,10 @@ def snapshots(manifest: Manifest) -> list[Snapshot]:
 def _fold(manifest: Manifest) -> FoldEntry:
     assert manifest.fold is not None
     return manifest.fold
+
+
+def _norms(rows: Float[np.ndarray, "rows features"], stretches: Iterable[slice]) -> Float[np.ndarray, "rows stretches"]:
+    return np.sqrt(np.stack([np.einsum("ij,ij->i", some, some) for some in (rows[:, s] for s in stretches)], axis=1))
 
 
 def _halved(rows: Float[np.ndarray, "rows features"]) -> tuple[np.ndarray, np.ndarray]:

@@ -79,6 +79,15 @@ class LayerEntry:
         return {**found, **dict(zip(self.bias_names, biases, strict=True))}
 
     @property
+    def stretches(self) -> dict[str, slice]:
+        """Where the parts of a key lie in it; one that is one thing has one part, without a name."""
+        found, start = {}, 0
+        for name, size in (self.parts or {"": self.in_features}).items():
+            found[name] = slice(start, start + size)
+            start += size
+        return found
+
+    @property
     def matrix_shape(self) -> tuple[int, int]:
         """The shape that the weight has in the memory."""
         return self.out_features, self.in_features // self.groups

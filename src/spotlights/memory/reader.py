@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -56,9 +56,11 @@ class StoredRows:
     rows: Float[Tensor, "rows features"]
     scale: Float[Tensor, "rows"] | None
     """What each row is still to be multiplied by."""
+    norms: Float[Tensor, "rows stretches"] | None = None
+    """The length of each stretch of a row, so multiplied, where the memory keeps it."""
 
     def moved(self, by: int) -> StoredRows:
-        return StoredRows(slice(self.place.start + by, self.place.stop + by), self.rows, self.scale)
+        return replace(self, place=slice(self.place.start + by, self.place.stop + by))
 
 
 class Segment:
@@ -83,6 +85,7 @@ class Segment:
             shapes = {
                 names.layer_tensor(layer, names.KEYS): (keys, described.in_features),
                 names.layer_tensor(layer, names.KEY_SCALE): (keys,),
+                names.layer_tensor(layer, names.NORMS): (keys, len(described.stretches)),
                 names.layer_tensor(layer, names.INDEX): (slots,),
                 names.layer_tensor(layer, names.ERRORS): (slots, described.out_features),
                 names.layer_tensor(layer, names.ERROR_SCALE): (slots,),
@@ -206,8 +209,10 @@ class Block:
         for piece in self.pieces:
             stored, scales = _present(piece.part.tensor(what)), piece.part.tensor(scale)
             chosen = None if scales is None else piece.take(scales)
+            lengths = piece.part.tensor(names.NORMS) if what == names.KEYS else None
+            norms = None if lengths is None else piece.take(lengths)
             for rows in self.layer.decode(what, piece.take(stored), chosen):
-                yield rows.moved(at)
+                yield (rows if norms is None else replace(rows, norms=norms[rows.place])).moved(at)
             at += len(piece)
 
     def _indexed_keys(self) -> Iterator[StoredRows]:

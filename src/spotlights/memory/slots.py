@@ -18,6 +18,8 @@ from torch import Tensor
 from spotlights.memory.gradient_block import GradientBlock
 
 KEYS, KEY_SCALE, ERRORS, ERROR_SCALE, INDEX = "keys", "key_scale", "errors", "error_scale", "index"
+NORMS = "norms"
+"""Of a folded memory: the length of each sum, part by part. Finding it costs as much as a score."""
 LOG = "/log/"
 """No layer can have this prefix: names of layers are never empty."""
 STEPS = f"{LOG}step"

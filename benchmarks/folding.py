@@ -1,0 +1,211 @@
+"""What folding costs, and what a passage costs to find.
+
+    python benchmarks/folding.py training      # a language model with and without folding, in turns
+    python benchmarks/folding.py query         # one query over the 2.09 million positions of WikiText-2
+
+`training`: two identical LSTMs train in turns, some steps each, one of them with `fold="example"`, so that whatever
+else the machine does hits both; the sizes are those of the laptop presets, the text is random (only sizes matter).
+A folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the minute
+or more that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random ones),
+the top 20 of one query under each kernel, in turns with `sum` over the same mapped keys by the same number of threads.
+Prints medians of ratios. Run it on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import spotlights as sl
+from spotlights.memory import folded_writer
+from spotlights.memory.reader import MemoryReader
+
+POSITIONS, FEATURES = 2_088_628, 400
+"""WikiText-2's training text in words, and `[x; h]` of an LSTM with 200 units."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A language model of the size of a laptop preset."""
+
+    text: int
+    vocabulary: int
+    embedding: int
+    hidden: int
+    batch: int
+    unroll: int
+
+
+SETTINGS = {
+    "aesop-char": Setting(120_000, 90, 64, 256, 32, 100),
+    "wikitext2-word": Setting(400_000, 2_000, 200, 200, 32, 35),
+}
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(setting.vocabulary, setting.embedding)
+        self.lstm = nn.LSTM(setting.embedding, setting.hidden, batch_first=True)
+        self.head = nn.Linear(setting.hidden, setting.vocabulary)
+
+    def forward(
+        self, tokens: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        rows, state = self.lstm(self.embedding(tokens), state)
+        return self.head(rows), state
+
+
+class Run:
+    """One language model in training, its state carried from window to window."""
+
+    def __init__(self, setting: Setting) -> None:
+        torch.manual_seed(0)
+        self.setting = setting
+        self.text = torch.randint(setting.vocabulary, (setting.text,))
+        self.model = LanguageModel(setting)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        self.lane = (setting.text - 1) // setting.batch
+        self.at = 0
+        self.state: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def steps(self, count: int, recorder: sl.Recorder | None = None) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            if self.at + self.setting.unroll > self.lane:
+                self.at, self.state = 0, None
+            first = self.at + self.lane * torch.arange(self.setting.batch)
+            positions = first[:, None] + torch.arange(self.setting.unroll)
+            if recorder is not None:
+                recorder.batch(example=positions)
+            output, state = self.model(self.text[positions], self.state)
+            loss = F.cross_entropy(output.flatten(0, 1), self.text[positions + 1].flatten())
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.state = (state[0].detach(), state[1].detach())
+            self.at += self.setting.unroll
+        if recorder is not None:
+            _added_up(recorder)
+        return time.perf_counter() - start
+
+
+def _added_up(recorder: sl.Recorder) -> None:
+    """Waits until the background thread has nothing left to add, without a snapshot."""
+    writer = recorder._writer
+    assert writer is not None
+    writer._hand_over()
+    writer._queue.join()
+
+
+def training(name: str, turns: int, steps: int, layers: list[str], folder: str) -> None:
+    setting = SETTINGS[name]
+    plain, folded = Run(setting), Run(setting)
+    plain.steps(steps)
+    folded.steps(steps)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        path = Path(inside) / "run.memory"
+        with sl.record(folded.model, folded.optimizer, path, layers=layers, fold="example") as recorder:
+            folded.steps(steps, recorder)
+            pairs = [(plain.steps(steps), folded.steps(steps, recorder)) for _ in range(turns)]
+            taken = seconds(recorder.flush)
+        size = sl.open(path).info.as_dict()["bytes"]
+    extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    ratios = sorted(b / a for a, b in pairs)
+    between = max(folded_writer.SNAPSHOT_SECONDS, taken / folded_writer.SNAPSHOT_SHARE)
+    print(
+        f"{name}: folded / plain training: median {statistics.median(ratios):.3f} (quartiles "
+        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, "
+        f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); a snapshot of "
+        f"{size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
+        f"extra memory {extra:.0f} MB"
+    )
+
+
+def write_positions(path: Path, positions: int) -> nn.Module:
+    """A folded memory of that many positions, one visit each: only its size matters here."""
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with sl.record(model, optimizer, path, fold="example") as recorder:
+        for first in range(0, positions, 1 << 16):
+            ids = torch.arange(first, min(first + (1 << 16), positions))
+            recorder.batch(example=ids)
+            optimizer.zero_grad()
+            model(torch.randn(len(ids), FEATURES)).sum().backward()
+            optimizer.step()
+    return model
+
+
+def read_once(path: Path) -> Callable[[], object]:
+    """Sums every key of the memory, as the scan reads them: mapped, in one thread per core."""
+    parts = [part for layer in MemoryReader(path).layers.values() for part in layer.parts]
+
+    def total(part: object) -> float:
+        torch.set_num_threads(1)
+        return float(part.tensor("keys").sum())  # type: ignore[attr-defined]
+
+    def run() -> None:
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(threads) as pool:
+            sum(pool.map(total, parts))
+        torch.set_num_threads(threads)
+
+    return run
+
+
+def query(positions: int, turns: int, folder: str) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        path = Path(inside) / "run.memory"
+        model = write_positions(path, positions)
+        memory, inputs = sl.open(path), torch.randn(1, FEATURES)
+        read = read_once(path)
+        for kernel in ("dot", "cosine"):
+
+            def ask(kernel: str = kernel) -> object:
+                return str(next(iter(memory.attend(model, inputs, kernel=kernel).values())).top(20))
+
+            read()
+            ask()
+            pairs = [(seconds(read), seconds(ask)) for _ in range(turns)]
+            print(
+                f"{kernel}: one query over {len(memory):,} positions x {FEATURES}, top 20: "
+                f"{1e3 * statistics.median(b for _, b in pairs):.0f} ms; reading the keys once "
+                f"{1e3 * statistics.median(a for a, _ in pairs):.0f} ms; median ratio "
+                f"{statistics.median(b / a for a, b in pairs):.2f}"
+            )
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["training", "query"])
+    parser.add_argument("--setting", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--layers", nargs="*", default=["lstm*"])
+    parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--positions", type=int, default=POSITIONS)
+    parser.add_argument("--dir", default=".", help="a directory on the disk to be measured")
+    options = parser.parse_args()
+    if options.what == "query":
+        query(options.positions, options.turns, options.dir)
+    for each in options.setting if options.what == "training" else ():
+        training(each, options.turns, options.steps, options.layers, options.dir)

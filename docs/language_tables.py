@@ -1,0 +1,64 @@
+"""Prints the tables of docs/language_models.md from finished runs: `python docs/language_tables.py RUN…`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from spotlights.attention.passage_results import Passages
+from spotlights.experiments.language.evaluation import MEASURES, Evaluation
+from spotlights.experiments.language.results import LanguageResults, Table
+from spotlights.experiments.results import load_results
+from spotlights.experiments.running import load_run
+from spotlights.report.language import evaluation_row, kernels
+
+SHOWN = 3
+
+
+def markdown(folder: Path) -> str:
+    """All tables of one run."""
+    run, results = load_run(folder), load_results(folder, LanguageResults)
+    steps = run.settings["steps"]
+    parts = [f"### {run.experiment}, preset {run.preset}, {steps:,} steps, seed {run.seed}", ""]
+    parts += [f"- {name}: {value}" for name, value in run.outcome()]
+    parts += [f"- memory: {run.slots:,} slots, {run.memory_bytes / 1e6:,.0f} MB"]
+    parts += [f"- seconds of {stage}: {took:,.0f}" for stage, took in run.seconds.items()]
+    parts += [line for table in results.tables for line in ("", *_query(table))]
+    if results.evaluation is not None:
+        parts += ["", *_evaluation(results.evaluation)]
+    return "\n".join(parts)
+
+
+def _query(table: Table) -> list[str]:
+    lines = [f"**Table {table.number}: “… {table.query}”** ({table.source} text, position {table.position:,})", ""]
+    heads = ["rank", *(f"kernel {found.kernel}" for found in table.ours), "the paper"]
+    lines += [_row(heads), _row(["---"] * len(heads))]
+    for rank in range(SHOWN):
+        paper = table.papers[rank] if rank < len(table.papers) else "–"
+        lines.append(_row([rank + 1, *(_passage(found, rank) for found in table.ours), paper]))
+    return lines
+
+
+def _passage(found: Passages, rank: int) -> str:
+    if rank >= len(found):
+        return "–"
+    row = list(found.rows())[rank]
+    return f"{row['text'].strip()} ({row['score']:.4g})"
+
+
+def _evaluation(found: Evaluation) -> list[str]:
+    heads = ["passages", "kernel"]
+    for name in MEASURES.values():
+        heads += [name, "trained has more"]
+    lines = [_row(heads), _row(["---"] * 2 + ["---:"] * (len(heads) - 2))]
+    lines += [_row(evaluation_row(each)) for each in found.judged]
+    right = f"The network itself is right in {100 * found.right.mean:.1f} ± {100 * found.right.error:.1f} %."
+    return [*lines, "", right, *(found.verdict(kernel) for kernel in kernels(found))]
+
+
+def _row(cells: list[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    print("\n\n".join(markdown(Path(folder)) for folder in sys.argv[1:]))
