@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
-    from spotlights.layers import LayerAdapter, register_layer
+    from spotlights.layers import FunctionalLinear, LayerAdapter, register_layer
     from spotlights.opened import Memory, open
     from spotlights.recording import Recorder, record
     from spotlights.web import explore
@@ -33,6 +33,7 @@ __all__ = [
     "Attention",
     "DatasetError",
     "DualLinear",
+    "FunctionalLinear",
     "LayerAdapter",
     "Memory",
     "MemoryExistsError",
@@ -72,6 +73,7 @@ _HOMES = {
     "TooLargeError": "spotlights.errors",
     "UnknownNameError": "spotlights.errors",
     "UnsupportedError": "spotlights.errors",
+    "FunctionalLinear": "spotlights.layers",
     "LayerAdapter": "spotlights.layers",
     "register_layer": "spotlights.layers",
     "Memory": "spotlights.opened",

@@ -9,17 +9,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.attention.forward import find_map
+from spotlights.attention.forward import find_map, find_turned
 from spotlights.attention.measure import View
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
+from spotlights.layers.wrappers import unfuse, unwrapped
 
 
 class DualLinear(nn.Module):
     """A layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
 
-    def __init__(self, view: View, layer: str, module: nn.Module) -> None:
-        """`module`: the layer that it stands for. It says what its keys are; its weights are not used."""
+    def __init__(self, view: View, layer: str, module: nn.Module, *, turned: bool = False) -> None:
+        """
+        Args:
+            view: the slots.
+            layer: its name in the memory.
+            module: the layer that it stands for. It says what its keys are; its weights are not used.
+            turned: the module uses the layer's weight the other way round.
+        """
         super().__init__()
+        self._turned = turned
         self._view = view
         self._layer = view.reader.layer(layer)
         self._unrolled = view.unrolled(layer)
@@ -32,8 +40,12 @@ class DualLinear(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Float[Tensor, "..."]:
         adapter, module = self._kind
-        keys = adapter.keys(module, adapter.inputs(args, kwargs).detach())
+        keys = adapter.keys(module, adapter.inputs(module, args, kwargs).detach())
         queries = keys.reshape(-1, keys.shape[-1]).cpu()
+        if self._turned:
+            weight = view_parameters(self._view, self._layer.name)["weight"]
+            made = queries.double() @ weight
+            return adapter.output(module, made.to(keys).reshape(*keys.shape[:-1], made.shape[1]))
         made = self._unrolled.initial.output(queries) + self._own_bias
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = slice(start, start + _QUERIES_AT_ONCE)
@@ -61,6 +73,11 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
         for path in entry.modules if name not in inside else ():
             module, _ = find_map(replaced, path, entry)
             duals[module] = DualLinear(view, name, module)
+        for path in entry.turned if name not in inside else ():
+            module, adapter, _ = find_turned(replaced, path, entry)
+            if isinstance(adapter, LayerAdapter):
+                duals[module] = DualLinear(view, name, module, turned=True)
+    unfuse(replaced)
     if replaced in duals:
         return duals[replaced]
     for path, module in list(replaced.named_modules(remove_duplicate=False)):  # a module may have two places
@@ -72,7 +89,7 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
 
 def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]) -> nn.Module:
     """A copy of the model with the given weights in some of its recorded layers."""
-    replaced = copy.deepcopy(model).eval()
+    replaced = copy.deepcopy(unwrapped(model)).eval()
     with torch.no_grad():
         for name, found in parameters.items():
             entry = view.reader.manifest.layers[name]

@@ -30,7 +30,6 @@ from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between, Everything, OneOf, Selection
 from spotlights.memory.slots import sample_slice
-from spotlights.memory.storage import storage_named
 from spotlights.optimizers import UpdateRule, rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
 
@@ -44,7 +43,7 @@ UNEXPLAINED = 1e-3
 def open(path: str | Path) -> Memory:
     """Opens a memory that `record` wrote, also while it is still being recorded."""
     reader = MemoryReader(Path(path))
-    return Memory(View(reader, Everything(), reader.manifest.steps))
+    return Memory(View(reader, _as_of(Everything(), reader.steps, reader), reader.steps))
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,6 +295,9 @@ class Memory:
             for name, layer in reader.layers.items()
             if name in entries and forward.calls[name].queries and (part is None or part in layer.entry.parts)
         }
+        for use, name in forward.turned.items():
+            if forward.calls[use].queries and part is None:
+                attentions[use] = Attention(self._view, reader.layers[name], forward, kernel, use=use)
         return Spotlights(attentions, forward.output)
 
     def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:
@@ -472,14 +474,14 @@ def _ratio(difference: Tensor, norm: Tensor) -> float:
 
 def _large(residual: Float[Tensor, "steps"], entry: LayerEntry) -> list[int]:
     """The steps at which more is unexplained than the rounding of the stored numbers can be."""
-    threshold = max(UNEXPLAINED, 8 * storage_named(entry.storage).rounding)
+    threshold = max(UNEXPLAINED, 8 * entry.rounding)
     return (~(residual <= threshold)).nonzero().flatten().tolist()
 
 
 def _tolerance(entry: LayerEntry, rule: UpdateRule | None) -> float:
     """What rounding allows: of the network's own arithmetic, of the storage type, and of the optimizer."""
     own = 1e-10 if entry.dtype == "float64" and entry.storage == "float64" else 1e-4
-    return max(own, 16 * storage_named(entry.storage).rounding, 0.0 if rule is None else rule.rounding)
+    return max(own, 16 * entry.rounding, 0.0 if rule is None else rule.rounding)
 
 
 def _as_of(selection: Selection, step: int, reader: MemoryReader) -> Selection:
@@ -500,7 +502,7 @@ class MemoryInfo(Printable):
             "path": str(reader.directory),
             "status": manifest.status,
             "created": manifest.created,
-            "steps": manifest.steps,
+            "steps": reader.steps,
             "slots": len(self._memory),
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,

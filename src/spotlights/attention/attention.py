@@ -14,7 +14,7 @@ from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
 from spotlights.attention.passage_results import Passages
 from spotlights.attention.passages import find_passages
-from spotlights.attention.products import Products
+from spotlights.attention.products import Products, error_products
 from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
@@ -45,8 +45,12 @@ class Attention(Measure):
         *,
         part: str | None = None,
         chosen: Sequence[int] | None = None,
+        use: str | None = None,
     ) -> None:
-        rows = forward.calls[layer.name].rows.cpu()
+        """`use`: the name of a module that uses the layer's weight the other way round, if it is about that one."""
+        self.use = use or layer.name
+        self.turned = use is not None
+        rows = forward.calls[self.use].rows.cpu()
         super().__init__(view, layer, rows if chosen is None else rows[list(chosen)])
         self.kernel = kernel
         self.part = part
@@ -64,9 +68,10 @@ class Attention(Measure):
         wanted = [query] if isinstance(query, int) else list(query)
         if any(not 0 <= each < len(self.queries) for each in wanted):
             raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
-        rows = range(len(self._forward.calls[self.layer.name].rows)) if self._chosen is None else self._chosen
+        rows = range(len(self._forward.calls[self.use].rows)) if self._chosen is None else self._chosen
         chosen = [rows[each] for each in wanted]
-        return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen)
+        use = self.use if self.turned else None
+        return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen, use=use)
 
     def passages(
         self,
@@ -103,6 +108,14 @@ class Attention(Measure):
 
     def values(self, chosen: slice) -> Values:
         queries = self.queries[chosen]
+        if self.turned:
+            if self.kernel != "dot":
+                raise UnsupportedError(
+                    f'"{self.use}" uses the weight of "{self.layer.name}" the other way round: it has the plain '
+                    f'product alone, not kernel="{self.kernel}".'
+                )
+            directions = queries.to(self.layer.storage.compute_dtype)
+            return lambda block: error_products(block, directions)
         products = Products(self.layer, queries, parts=self.parts, cosine=self.kernel.startswith("cosine"))
         return _softmax(self, products, queries) if self.kernel == "softmax" else products
 
@@ -113,7 +126,7 @@ class Attention(Measure):
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
         question.check(self)
-        if self.kernel == "dot" and self.part is None:
+        if self.kernel == "dot" and self.part is None and not self.turned:
             quick = quick_totals(
                 self.layer,
                 self.view.selection,
@@ -135,14 +148,11 @@ class Attention(Measure):
                 output that gives one number for each input.
         """
         self._need_plain("Contributions are")
-        directions = self._forward.directions(self.layer.name, target)
-        return Contributions(
-            self.view,
-            self.layer,
-            self.queries,
-            directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)],
-            exact=self._forward.adds_up(self.layer.name, target, directions),
-        )
+        directions = self._forward.directions(self.use, target)
+        exact = self._forward.adds_up(self.use, target, directions)
+        pair = self.queries, directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)]
+        # gᵀ Wᵀ q is qᵀ W g: seen from the other side, queries and directions change places.
+        return Contributions(self.view, self.layer, *(pair[::-1] if self.turned else pair), exact=exact)
 
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
@@ -163,6 +173,11 @@ class Attention(Measure):
         from spotlights.attention.influence import DAMPING, LayerInfluence  # it builds on Contributions, below
 
         self._need_plain("Influence is")
+        if self.turned or self.layer.entry.turned:
+            raise UnsupportedError(
+                f'The weight of "{self.layer.name}" is shared by two kinds of layers: there is no estimate of '
+                "influence through it. Its contributions are exact."
+            )
         if self.layer.entry.groups > 1:
             raise UnsupportedError(
                 f'Layer "{self.layer.name}" maps {self.layer.entry.groups} parts of its keys apart from each other: '
@@ -315,7 +330,8 @@ class Spotlights(Mapping[str, Attention]):
 
     def influence_layers(self) -> tuple[list[str], list[str]]:
         """The layers through which influence is estimated, and those which it leaves out."""
-        apart = [name for name, each in self._attentions.items() if each.layer.entry.groups > 1]
+        entries = {name: each.layer.entry for name, each in self._attentions.items()}
+        apart = [name for name, entry in entries.items() if entry.groups > 1 or entry.turned]
         return [name for name in self._attentions if name not in apart], apart
 
     def ask(self, *questions: Question) -> dict[str, list[Any]]:

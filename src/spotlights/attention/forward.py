@@ -15,8 +15,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import Call, LinearMap, ModuleAdapter, adapter_named
+from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, adapter_named
 from spotlights.layers.adapter import tensors_of
+from spotlights.layers.functional import Use, watch
+from spotlights.layers.wrappers import plainly, unwrapped
 from spotlights.memory.manifest import LayerEntry
 
 Target = int | Sequence[int] | Tensor | Callable[[Any], Tensor]
@@ -27,6 +29,8 @@ class Calls:
 
     def __init__(self, map_name: str) -> None:
         self._map_name = map_name
+        self.recorded_whole = True
+        """The memory has all of the map. Not so if a module has a bias of its own beside a shared weight."""
         self._calls: list[Call] = []
         self.queries: list[Float[Tensor, "*lead in_features"]] = []
         self.outputs: list[list[Tensor]] = []
@@ -47,12 +51,13 @@ class Calls:
             count = math.prod(call.leads()[self._map_name])
             yield torch.arange(count) if call.chosen is None else call.chosen, count
 
-    @property
-    def only_output(self) -> Tensor | None:
-        """What the layer gave, if it was called once and that is what its module returned."""
-        if len(self._calls) == 1 and self._calls[0].returns(self._map_name):
-            return self.outputs[0][0]
-        return None
+    def is_all_of(self, output: Tensor) -> bool:
+        """Whether the layer was called once, the memory has all of it, and it gave this: as it is, or row by row."""
+        if not (self.recorded_whole and len(self._calls) == 1 and self._calls[0].returns(self._map_name)):
+            return False
+        own = self.outputs[0][0]
+        same_size = own.numel() == output.numel()
+        return same_size and any(torch.equal(o.reshape(-1), output.reshape(-1)) for o in (own, self.output_rows([own])))
 
     def output_rows(self, outputs: Sequence[Tensor]) -> Float[Tensor, "queries out_features"]:
         """What has the shapes of all that the calls returned, with one row for each query."""
@@ -68,19 +73,34 @@ class ForwardPass:
     """Runs the model once, in eval mode, and leaves it as it was."""
 
     def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
+        model = unwrapped(model)
         self.calls = {name: Calls(entry.map) for name, entry in layers.items()}
+        self.turned: dict[str, str] = {}
+        """Uses of a layer's weight the other way round, by name: whose weight it is."""
         users: dict[nn.Module, tuple[ModuleAdapter, dict[str, Calls]]] = {}
         for name, entry in layers.items():
             for path in entry.modules:
-                module, _ = find_map(model, path, entry)
+                module, linear = find_map(model, path, entry)
                 users.setdefault(module, (_adapter(name, entry), {}))[1][entry.map] = self.calls[name]
-        handles = []
+                self.calls[name].recorded_whole &= len(linear.biases) == len(entry.bias_names)
+            for path in entry.turned:
+                module, adapter, map_name = find_turned(model, path, entry)
+                use = f"{path}.{map_name}" if map_name else path
+                self.turned[use], self.calls[use] = name, Calls(map_name)
+                users.setdefault(module, (adapter, {}))[1][map_name] = self.calls[use]
+        handles: list[Any] = []
         modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
-                handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
+                if isinstance(adapter, FunctionalAdapter):
+                    handles += [
+                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls))
+                        for name, calls in maps.items()
+                    ]
+                else:
+                    handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
             model.eval()
-            with torch.enable_grad():
+            with torch.enable_grad(), plainly():
                 self.output = _call(model, inputs)
         finally:
             for handle in handles:
@@ -90,13 +110,7 @@ class ForwardPass:
 
     def is_output(self, layer: str) -> bool:
         """Whether the layer's output is the model's: contributions are then exact."""
-        output = self.calls[layer].only_output
-        return (
-            isinstance(self.output, Tensor)
-            and output is not None
-            and output.numel() == self.output.numel()
-            and torch.equal(output.reshape(-1), self.output.reshape(-1))
-        )
+        return isinstance(self.output, Tensor) and self.calls[layer].is_all_of(self.output)
 
     def adds_up(self, layer: str, target: Target, directions: Float[Tensor, "queries out_features"]) -> bool:
         """Whether the number of interest is g·y and no more than that: contributions are then exact."""
@@ -179,6 +193,17 @@ def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., An
     return hook
 
 
+def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls) -> Use:
+    def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
+        if not output.requires_grad:
+            output.requires_grad_()
+        call = adapter.use(module, name, input, rows)
+        calls.add(call, call.keys()[name].clone(), [output])
+        return output.clone()
+
+    return use
+
+
 def _copied(output: Any) -> Any:
     """What a module returned, for what follows: that may work in place, as nn.ReLU(inplace=True) does."""
     if isinstance(output, Tensor):
@@ -191,6 +216,7 @@ def _copied(output: Any) -> Any:
 
 def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, LinearMap]:
     """The module of that name and the recorded map in it, checked against the recorded shape."""
+    model = unwrapped(model)
     modules = dict(model.named_modules())
     module = modules.get(path)
     adapter = adapter_named(entry.kind)
@@ -214,6 +240,21 @@ def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module,
             f"{recorded}. Is this the model that was recorded?"
         )
     return module, linear
+
+
+def find_turned(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, ModuleAdapter, str]:
+    """A module that uses a recorded weight the other way round, its adapter, and the name of that use in it."""
+    _, linear = find_map(model, entry.modules[0], entry)
+    module = dict(unwrapped(model).named_modules()).get(path)
+    adapter = adapter_named(entry.turned[path])
+    for name, own in {} if module is None or adapter is None else adapter.maps(module).items():
+        if own.identity == linear.identity:
+            assert module is not None
+            assert adapter is not None
+            return module, adapter, name
+    raise UnknownNameError(
+        f'The memory was recorded with a "{path}" that shares the weight of "{entry.modules[0]}"; this model has none.'
+    )
 
 
 def parameters_of(model: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:

@@ -65,9 +65,7 @@ class _Replay:
             made[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
             for p in entry.trained:
                 shadow = self._shadows[layer, p].detach().double()
-                made[layer][p] = (shadow.T if entry.transposed and p == "weight" else shadow).reshape(
-                    made[layer][p].shape
-                )
+                made[layer][p] = entry.kept(shadow) if p == "weight" else shadow.reshape(made[layer][p].shape)
         return made
 
     def _make(self, make: MakeOptimizer) -> tuple[torch.optim.Optimizer, dict[tuple[str, str], dict]]:

@@ -27,6 +27,7 @@ from spotlights.attention.tables import Printable, build
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.memory.reader import Block
+from spotlights.memory.selection import OneOf
 
 if TYPE_CHECKING:
     import pandas
@@ -114,7 +115,12 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
     found = reader.layer(name)
     grouping = Grouping(found, "example", view.strings("example"), None)
     reducer = DisagreementReducer(grouping, found.entry.out_features, reader.log(name).factor)
-    scan([Job(found, view.selection, 0, lambda block: _NO_VALUES, [reducer])])
+    selection = view.selection
+    if found.entry.turned:  # slots of an embedding that shares the weight have no errors of classes
+        strings = view.strings("module")
+        own = tuple(strings.index(path) for path in found.entry.modules if path in strings)
+        selection = selection & OneOf("module", own, "the layer itself")
+    scan([Job(found, selection, 0, lambda block: _NO_VALUES, [reducer])])
     labels = grouping.labels
     seen = torch.tensor(
         [n > 0 and labels[i] is not None for i, n in enumerate(reducer.visits.tolist())], dtype=torch.bool

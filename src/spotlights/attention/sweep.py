@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.dual_form import Adjoint, Factor, Side, act, outer_sum
-from spotlights.memory.reader import Block, MemoryReader, StepBlocks
+from spotlights.memory.reader import Block, MemoryReader, Part, StepBlocks
 from spotlights.memory.selection import Everything, Selection
 from spotlights.optimizers import WEIGHTS, State, UpdateRule
 
@@ -34,7 +34,7 @@ class SweptStep:
 
     block: Block
     """The step's selected slots."""
-    place: slice
+    place: slice | Int64[Tensor, "rows"]
     """Where they are among those of the chunk."""
     weights: list[Factor]
     """The factor of each weight's gradient in the final weight; it acts on a gradient by the weight's `side`."""
@@ -165,7 +165,7 @@ class LayerSweep:
         entry = reader.manifest.layers[layer]
         self._layer = reader.layer(layer)
         self._until = until
-        self._segments = [segment.first_step for segment in reader.manifest.segments]
+        self._segments = reader.starts
         self._factor = reader.log(layer).factor[:until].tolist()
         self.weights = [
             ParameterSweep(
@@ -184,7 +184,7 @@ class LayerSweep:
             parameter.start_down()
         for first, end, P in self._ups():
             block = chosen.block(first, end)
-            yield Chunk(block, self._down(chosen, first, P, len(block)))
+            yield Chunk(block, self._down(chosen, first, P, block))
 
     def initial(self) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "biases out_features"]]:
         """What the initial weight and biases, and the optimizer's state at that time, still make up."""
@@ -207,14 +207,14 @@ class LayerSweep:
         return torch.cat(values[:count], dim=1), stacked(values[count:], self._layer.entry.out_features)
 
     def _down(
-        self, chosen: StepBlocks, first: int, P: list[tuple[Factor | None, ...]], rows: int
+        self, chosen: StepBlocks, first: int, P: list[tuple[Factor | None, ...]], chunk: Block
     ) -> Iterator[SweptStep]:
+        ends = _ends(chunk)
         for s in range(first + len(P) - 1, first - 1, -1):
             factors = [p.down(s, of_step) for p, of_step in zip(self._parameters, P.pop(), strict=True)]
             weights, biases = factors[: len(self.weights)], factors[len(self.weights) :]
             block = chosen.block(s, s + 1)
-            yield SweptStep(block, slice(rows - len(block), rows), weights, biases, self._factor[s])
-            rows -= len(block)
+            yield SweptStep(block, _place(block, ends), weights, biases, self._factor[s])
 
     def _ups(self) -> Iterator[tuple[int, int, list[tuple[Factor | None, ...]]]]:
         """Every chunk's P's, the last chunk first."""
@@ -243,6 +243,22 @@ class LayerSweep:
             if keep:
                 found.append(P)
         return found
+
+
+def _ends(chunk: Block) -> dict[Part, int]:
+    """Where the slots of each part end among those of a chunk."""
+    return dict(zip((p.part for p in chunk.pieces), itertools.accumulate(map(len, chunk.pieces)), strict=True))
+
+
+def _place(block: Block, ends: dict[Part, int]) -> slice | Int64[Tensor, "rows"]:
+    """Where the slots of the last step not yet met are, in each part; takes them off its end."""
+    places = []
+    for piece in block.pieces:
+        ends[piece.part] -= len(piece)
+        places.append(slice(ends[piece.part], ends[piece.part] + len(piece)))
+    if len(places) == 1:
+        return places[0]
+    return torch.cat([torch.arange(place.start, place.stop) for place in places]) if places else slice(0, 0)
 
 
 def block_gradients(

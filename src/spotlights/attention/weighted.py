@@ -24,6 +24,8 @@ class WeightedScores(Measure):
             raise UnsupportedError(
                 f'Weighted scores are about the plain product, not about kernel="{attention.kernel}".'
             )
+        if attention.turned:
+            raise UnsupportedError(f'Weighted scores are about "{attention.layer.name}", not about "{attention.use}".')
         attention.view.reader.need_visits("the error of each visit to weight by", "Ask for plain scores")
         if not attention.view.reader.manifest.errors:
             raise UnsupportedError(

@@ -9,11 +9,16 @@ from torch import nn
 
 from spotlights.errors import SettingError
 from spotlights.layers.adapter import Call, LayerAdapter, LinearMap, ModuleAdapter, Part
+from spotlights.layers.attention import AttentionAdapter
+from spotlights.layers.bilinear import BilinearAdapter
 from spotlights.layers.convolution import ConvolutionAdapter
 from spotlights.layers.embedding import EmbeddingAdapter
+from spotlights.layers.embedding_bag import EmbeddingBagAdapter
+from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
 from spotlights.layers.recurrent import GruAdapter, LstmAdapter
+from spotlights.layers.transposed_convolution import TransposedConvolutionAdapter
 
 ADAPTERS: list[ModuleAdapter] = [
     LinearAdapter(),
@@ -24,6 +29,10 @@ ADAPTERS: list[ModuleAdapter] = [
     RmsNormAdapter(),
     BatchNormAdapter(),
     GroupNormAdapter(),
+    AttentionAdapter(),
+    TransposedConvolutionAdapter(),
+    EmbeddingBagAdapter(),
+    BilinearAdapter(),
     LstmAdapter(),
     GruAdapter(),
 ]
@@ -51,6 +60,8 @@ def adapter_named(kind: str) -> ModuleAdapter | None:
 __all__ = [
     "ADAPTERS",
     "Call",
+    "FunctionalAdapter",
+    "FunctionalLinear",
     "LayerAdapter",
     "LinearMap",
     "ModuleAdapter",

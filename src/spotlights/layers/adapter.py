@@ -202,9 +202,9 @@ class LayerAdapter(ModuleAdapter):
     # -- a call ------------------------------------------------------------------------------
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        return _WholeCall(self, module, self.inputs(args, kwargs), output)
+        return _WholeCall(self, module, self.inputs(module, args, kwargs), output)
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:
+    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:
         """The input, from the arguments of `forward`. It is kept as it is until the backward pass."""
         return args[0] if args else next(iter(kwargs.values()))
 

@@ -23,7 +23,7 @@ MISSING_STRING = -1
 VISITS, FIRST_STEP, LAST_STEP = "visits", "first_step", "last_step"
 """What a folded memory knows of a slot's visits."""
 RESERVED = (
-    *("step", "position", "slot", "score", "contribution", "influence", "rank", "query", "total"),
+    *("step", "position", "module", "slot", "score", "contribution", "influence", "rank", "query", "total"),
     *(VISITS, FIRST_STEP, LAST_STEP),
 )
 MAX_POSITIONS, MAX_EXAMPLE = 1 << 20, 1 << 42
@@ -66,6 +66,12 @@ class ColumnTable:
     def declare(self, name: str, kind: str) -> None:
         """Notes a column that Spotlights itself writes."""
         self._kinds.setdefault(name, kind)
+
+    def code(self, name: str, text: str) -> int:
+        """The number of a string in a column that Spotlights itself writes."""
+        self.declare(name, "string")
+        codes = self._codes.setdefault(name, {})
+        return codes.setdefault(text, len(codes))
 
     def encode(self, name: str, values: Any) -> Shaped[np.ndarray, "..."]:
         """A user's values as an array of numbers, of shape (), (B,) or (B, L)."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from spotlights.memory.slots import Rows
 
 Part = slice
+UNITS, FEATURES = 16, 16
+"""A block has at most so many."""
+ENTRIES = UNITS * FEATURES + UNITS
+"""Those of a weight and its bias."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,15 @@ class GradientBlock:
         return any(part is not None and bool(part.any()) for part in (self.weight, self.bias))
 
     def compare(self, rows: Iterable[Rows], rounding: float) -> GradientProbe:
-        """With the same block of what the rows sum up to; `rounding` is that of their storage."""
+        """With the same block of what the rows sum up to; `rounding` is that of their numbers."""
+        return probe_gradient(self.seen(), self.explained(rows), rounding)
+
+    def seen(self) -> Float[np.ndarray, "entries"]:
+        """All entries in a row."""
+        return np.concatenate([part.reshape(-1) for part in self._parts()])
+
+    def explained(self, rows: Iterable[Rows]) -> Float[np.ndarray, "entries"]:
+        """The same entries of what the rows sum up to."""
         found = [np.zeros_like(part) for part in self._parts()]
         for each in rows:
             errors = each.some_errors(self.units)
@@ -48,8 +60,7 @@ class GradientBlock:
                     found[0][units] += errors[:, units].T @ each.some_keys(features)
             if self.bias is not None:
                 found[-1] += errors.sum(axis=0)
-        seen, explained = (np.concatenate([part.reshape(-1) for part in parts]) for parts in (self._parts(), found))
-        return probe_gradient(seen, explained, rounding)
+        return np.concatenate([part.reshape(-1) for part in found])
 
     def _within_groups(self) -> Iterator[tuple[Part, Part]]:
         """For each group that the block has a share in: which of the block's units, and which entries of the keys."""

@@ -18,11 +18,12 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
-from spotlights.memory.storage import STORAGES
+from spotlights.memory.storage import STORAGES, storage_named
 from spotlights.memory.tensors import put_in_place
 
 FORMAT = 1
 FILE = "memory.json"
+_ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class LayerEntry:
     """Where the matrix is several weights side by side: their names, with how many columns each has."""
     biases: list[str] = field(default_factory=list)
     """Where what is added to an output is the sum of several biases: their names."""
+    turned: dict[str, str] = field(default_factory=dict)
+    """Modules that use the weight the other way round (an embedding beside its output layer), with their kinds: the
+    errors of their slots are what they saw, and their keys what came back."""
+    computed: str = ""
+    """What the layer computed in, where that is coarser than `dtype` (autocast)."""
 
     @property
     def weight_columns(self) -> dict[str, slice]:
@@ -88,13 +94,29 @@ class LayerEntry:
         return found
 
     @property
+    def rounding(self) -> float:
+        """The relative error of a slot's numbers: of their storage, and of the arithmetic that made them."""
+        return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
+
+    @property
     def matrix_shape(self) -> tuple[int, int]:
         """The shape that the weight has in the memory."""
         return self.out_features, self.in_features // self.groups
 
     def own(self, matrix: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A weight in its own shape again."""
-        return (matrix.T if self.transposed else matrix).reshape(self.weight_shape or matrix.shape)
+        shape = self.weight_shape or matrix.shape
+        if not self.transposed:
+            return matrix.reshape(shape)
+        by_group = matrix.reshape(self.groups, self.out_features // self.groups, shape[0] // self.groups, -1)
+        return by_group.transpose(1, 2).reshape(shape)
+
+    def kept(self, own: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
+        """A weight of its own shape as the memory has it."""
+        if not self.transposed:
+            return own.reshape(self.matrix_shape)
+        by_group = own.reshape(self.groups, own.shape[0] // self.groups, self.out_features // self.groups, -1)
+        return by_group.transpose(1, 2).reshape(self.matrix_shape)
 
 
 @dataclass(frozen=True)
@@ -187,6 +209,11 @@ class Manifest:
     """of so many; None in memories that did not count them."""
     columns: dict[str, ColumnEntry] = field(default_factory=dict)
     segments: list[SegmentEntry] = field(default_factory=list)
+    ranks: int = 1
+    """How many processes recorded the run; each has a directory of its own (`memory/ranks.py`)."""
+    rank: int = 0
+    run: str = ""
+    """Of a run in several processes: what all of them have in common."""
     final: FileEntry | None = None
     fold: FoldEntry | None = None
     """None if every visit is a slot of its own."""
@@ -198,7 +225,7 @@ class Manifest:
     def steps(self) -> int:
         if self.fold is not None:
             return self.fold.steps
-        return self.segments[-1].end_step if self.segments else 0
+        return max((segment.end_step for segment in self.segments), default=0)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -272,6 +299,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
+    if not (isinstance(manifest.ranks, int) and isinstance(manifest.rank, int) and 0 <= manifest.rank < manifest.ranks):
+        raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
     step = 0
     for segment in manifest.segments:
         if manifest.fold is None and (segment.first_step != step or segment.end_step <= segment.first_step):

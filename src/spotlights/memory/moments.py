@@ -43,6 +43,8 @@ def load_moments(directory: Path, manifest: Manifest) -> tuple[Moments, int]:
         return {}, 0
     if not covered or covered != _checksums(manifest.segments)[: len(covered)]:
         return {}, 0
+    if manifest.ranks > 1 and len(covered) < len(manifest.segments):
+        return {}, 0  # what is new is not of later steps alone
     return {name: moment.clone() for name, moment in held.items()}, len(covered)
 
 

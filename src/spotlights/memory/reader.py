@@ -22,7 +22,9 @@ from torch import Tensor
 from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import missing
-from spotlights.memory.manifest import LayerEntry, Manifest, SegmentEntry, read_manifest
+from spotlights.memory.gradient_block import ENTRIES
+from spotlights.memory.manifest import FILE, FileEntry, LayerEntry, Manifest, SegmentEntry
+from spotlights.memory.ranks import Recode, joined, joined_probe, rank_directory, read_ranks, recode
 from spotlights.memory.selection import Selection
 from spotlights.memory.storage import Storage, storage_named
 from spotlights.memory.tensors import MappedFile, Placed, check_size, file_checksum, map_tensors, read_layout
@@ -66,9 +68,11 @@ class StoredRows:
 class Segment:
     """One segment file, mapped while it is used."""
 
-    def __init__(self, directory: Path, entry: SegmentEntry, manifest: Manifest, maps: Maps) -> None:
+    def __init__(self, directory: Path, entry: SegmentEntry, manifest: Manifest, maps: Maps, recode: Recode) -> None:
         self.path = directory / entry.file
         self.entry = entry
+        self.rank = manifest.rank
+        self.recode = recode
         self._manifest = manifest
         self._maps = maps
 
@@ -141,13 +145,22 @@ class Part:
     slots: int
     first_key: int
     keys: int
+    numbered_from: int = 0
+    """Each process of a run numbers its keys from 0 on: what its numbers count from here."""
 
     def tensor(self, what: str) -> Tensor | None:
         return self.segment.tensor(names.layer_tensor(self.layer.name, what))
 
     def column(self, name: str) -> Shaped[Tensor, "slots"]:
         found = self.segment.tensor(names.column_tensor(self.layer.name, name))
-        return missing(self.layer.column_kind(name), self.slots) if found is None else found
+        if found is None:
+            return missing(self.layer.column_kind(name), self.slots)
+        return self.segment.recode[name][found] if name in self.segment.recode else found
+
+    def key_numbers(self) -> Int64[Tensor, "slots"]:
+        """The number of each slot's key, where keys are kept once."""
+        numbers = _present(self.tensor(names.INDEX))
+        return numbers + self.numbered_from if self.numbered_from else numbers
 
 
 @dataclass(frozen=True)
@@ -218,7 +231,7 @@ class Block:
     def _indexed_keys(self) -> Iterator[StoredRows]:
         at = 0
         for piece in self.pieces:  # in the same steps as the errors, so that the two can be zipped
-            numbers = piece.take(_present(piece.part.tensor(names.INDEX)))
+            numbers = piece.take(piece.part.key_numbers())
             for start in range(0, len(numbers), ROWS):
                 some = self.layer.keys_numbered(numbers[start : start + ROWS])
                 yield StoredRows(slice(at + start, at + start + len(some)), some, None)
@@ -226,7 +239,7 @@ class Block:
 
     def key_numbers(self) -> Int64[Tensor, "rows"]:
         """The number of each slot's key, where keys are kept once."""
-        return torch.cat([piece.take(_present(piece.part.tensor(names.INDEX))) for piece in self.pieces])
+        return torch.cat([piece.take(piece.part.key_numbers()) for piece in self.pieces])
 
 
 class StepBlocks:
@@ -235,7 +248,8 @@ class StepBlocks:
     def __init__(self, layer: LayerReader, selection: Selection) -> None:
         self._layer = layer
         self._selection = selection
-        self._known: tuple[Part, list[int], Tensor | None] | None = None
+        self._known: dict[int, tuple[Part, list[int], Tensor | None]] = {}
+        """Of each process of the run, the part that was asked for last."""
 
     def block(self, first: int, end: int) -> Block:
         """The slots of the steps from `first` to before `end`; it may be empty."""
@@ -257,12 +271,14 @@ class StepBlocks:
 
     def _look_up(self, part: Part) -> tuple[list[int], Tensor | None]:
         """Where each step of the part begins (and the last one ends), and which slots are selected."""
-        if self._known is None or self._known[0] is not part:
+        known = self._known.get(part.segment.rank)
+        if known is None or known[0] is not part:
             entry = part.segment.entry
             steps = torch.arange(entry.first_step, entry.end_step + 1)
             bounds = torch.searchsorted(part.column("step"), steps).tolist()
-            self._known = (part, bounds, self._selection.mask(part.column, part.slots))
-        return self._known[1:]
+            known = (part, bounds, self._selection.mask(part.column, part.slots))
+            self._known[part.segment.rank] = known
+        return known[1:]
 
 
 class LayerReader:
@@ -276,11 +292,13 @@ class LayerReader:
         self._distinct: dict[str, np.ndarray] = {}
         self._first: dict[str, np.ndarray] = {}
         self.parts: list[Part] = []
-        slots = keys = 0
+        slots = keys = rank = first_of_rank = 0
         for segment in memory.segments:
+            if segment.rank != rank:
+                rank, first_of_rank = segment.rank, keys
             n, k = segment.entry.slots[name], segment.entry.keys[name]
             if n:
-                self.parts.append(Part(self, segment, slots, n, keys, k))
+                self.parts.append(Part(self, segment, slots, n, keys, k, first_of_rank))
             slots, keys = slots + n, keys + k
         self.slots, self.distinct_keys = slots, keys
 
@@ -404,20 +422,40 @@ class MemoryReader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest = read_manifest(directory)
-        for _ in range(_TRIES if self.manifest.fold else 0):  # its files may be replaced while it is being opened
-            if all((directory / segment.file).exists() for segment in self.manifest.segments):
+        self._ranks = read_ranks(directory)
+        for _ in range(_TRIES if self._ranks[0].fold else 0):  # its files may be replaced while it is being opened
+            if all((directory / segment.file).exists() for segment in self._ranks[0].segments):
                 break
-            self.manifest = read_manifest(directory)
-        files = [self.manifest.initial, *self.manifest.segments]
-        for entry in files if self.manifest.final is None else [*files, self.manifest.final]:
-            check_size(directory / entry.file, entry.bytes)
+            self._ranks = read_ranks(directory)
+        self.manifest = joined(self._ranks)
+        for path, entry in self._files():
+            check_size(path, entry.bytes)
         maps = Maps()
-        self.segments = [Segment(directory, e, self.manifest, maps) for e in self.manifest.segments]
+        self.segments = [
+            Segment(rank_directory(directory, rank), entry, own, maps, recode(own, self.manifest.columns))
+            for rank, own in enumerate(self._ranks)
+            for entry in own.segments
+        ]
         self.layers = {n: LayerReader(n, entry, self) for n, entry in self.manifest.layers.items()}
         self._logs: dict[str, StepLog] = {}
         self.moments: dict[str, Tensor] = {}
         """Of each layer's keys, once somebody has asked for them."""
+
+    def _files(self) -> Iterator[tuple[Path, FileEntry | SegmentEntry]]:
+        for rank, own in enumerate(self._ranks):
+            for entry in (own.initial, *own.segments, own.final):
+                if entry is not None and (rank_directory(self.directory, rank) / FILE).exists():
+                    yield rank_directory(self.directory, rank) / entry.file, entry
+
+    @property
+    def steps(self) -> int:
+        """How many steps all processes of the run have written."""
+        return min(own.steps for own in self._ranks)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first steps of the segments that hold what the optimizer was told: those of the first process."""
+        return [entry.first_step for entry in self._ranks[0].segments]
 
     @property
     def nbytes(self) -> int:
@@ -480,33 +518,36 @@ class MemoryReader:
     def _read_log(self, layer: str) -> StepLog:
         entry = self.manifest.layers[layer]
 
-        def joined(name: str, width: int) -> Tensor:
+        def read(name: str, width: int, rank: int = 0) -> Tensor:
             found = []
-            for segment in self.segments:
+            for segment in (s for s in self.segments if s.rank == rank):
                 tensor = segment.tensor(name)
                 if tensor is None:
                     raise MemoryFormatError(f"{segment.path} has no {name!r}.")
                 found.append(tensor)
-            return torch.cat(found) if found else torch.empty(0, width, dtype=torch.float64)
+            return torch.cat(found)[: self.steps] if found else torch.empty(0, width, dtype=torch.float64)
 
-        probe = joined(names.probe_tensor(layer), 3)
+        probe = read(names.probe_tensor(layer), 3)
+        if self.manifest.ranks > 1:
+            explained = [read(names.explained_tensor(layer), ENTRIES, rank) for rank in range(self.manifest.ranks)]
+            found = joined_probe(read(names.gradient_tensor(layer), ENTRIES), explained, entry.rounding)
+            probe = torch.cat([found, probe[:, 2:]], dim=1)
         fields = len(self.manifest.log_fields)
         ruled = entry.trained if self.manifest.rule is not None else []
         return StepLog(
             *probe.unbind(1),
-            rule={p: joined(names.rule_tensor(layer, p), fields) for p in ruled},
-            samples={p: joined(names.sample_tensor(layer, p), 0) for p in entry.trained},
+            rule={p: read(names.rule_tensor(layer, p), fields) for p in ruled},
+            samples={p: read(names.sample_tensor(layer, p), 0) for p in entry.trained},
         )
 
     def damaged(self) -> list[str]:
         """Reads every file and compares it with its checksum; returns what is wrong, in sentences."""
         found = []
-        entries = [self.manifest.initial, *self.manifest.segments]
-        for entry in entries if self.manifest.final is None else [*entries, self.manifest.final]:
-            checksum = file_checksum(self.directory / entry.file)
+        for path, entry in self._files():
+            checksum = file_checksum(path)
             if checksum != entry.checksum:
                 found.append(
-                    f"{self.directory / entry.file} has checksum {checksum}, memory.json says "
+                    f"{path} has checksum {checksum}, memory.json says "
                     f"{entry.checksum}: its content has changed since it was written."
                 )
         return found

@@ -39,6 +39,16 @@ def probe_tensor(layer: str) -> str:
     return f"{LOG}{layer}/probe"
 
 
+def explained_tensor(layer: str) -> str:
+    """Of a run in several processes, per step: what this one's slots sum up to, on a block of the gradient."""
+    return f"{LOG}{layer}/explained"
+
+
+def gradient_tensor(layer: str) -> str:
+    """The same block of the gradient itself, kept by the first process."""
+    return f"{LOG}{layer}/gradient"
+
+
 def rule_tensor(layer: str, parameter: str) -> str:
     """Per step: the fields of the update rule."""
     return f"{LOG}{layer}/{parameter}/rule"
@@ -82,6 +92,8 @@ class Rows:
     columns: Mapping[str, Shaped[np.ndarray, "rows"]]
     may_repeat: bool = False
     """The keys are data, not the output of another trained layer: the next epoch brings them again."""
+    computed: torch.dtype | None = None
+    """What the layer computed in, where that is coarser than its parameters' type (autocast)."""
 
     def __len__(self) -> int:
         return len(self.keys)

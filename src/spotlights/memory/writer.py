@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import operator
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,13 +25,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from spotlights.dual_form import GradientProbe
 from spotlights.errors import MemoryExistsError, MemoryFormatError, ResumeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import ColumnTable, missing
+from spotlights.memory.gradient_block import ENTRIES
 from spotlights.memory.manifest import (
     FILE,
     FileEntry,
@@ -39,8 +42,8 @@ from spotlights.memory.manifest import (
     write_manifest,
 )
 from spotlights.memory.moments import FILE as MOMENTS
-from spotlights.memory.slots import Rows, StepRecord, plain
-from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain
+from spotlights.memory.storage import BufferPool
 from spotlights.memory.tensors import map_tensors, write_tensors
 
 try:
@@ -54,6 +57,9 @@ _WAITING_SEGMENTS = 2
 _SLOTS_PER_CHECKPOINT = 4
 """So many times a checkpoint's bytes are written before the next one is."""
 _GIVE_UP_ROWS = 1 << 20
+_UNKNOWN = GradientProbe(factor=math.nan, residual=math.nan)
+"""To one process of several: it follows from all of their slots."""
+_NO_ENTRIES = np.empty(0, np.float32)
 _NOTHING = GradientProbe(factor=1.0, residual=0.0)
 
 
@@ -152,6 +158,8 @@ class MemoryWriter:
             old.unlink()
         for old in (directory / "final.safetensors", directory / MOMENTS):
             old.unlink(missing_ok=True)
+        for old in _rank_directories(directory):
+            shutil.rmtree(old)
         entry = _write_file(directory / "initial.safetensors", initial)
         manifest = Manifest(initial=entry, **manifest_without_initial)  # type: ignore[arg-type]
         write_manifest(directory, manifest)
@@ -271,7 +279,7 @@ class MemoryWriter:
         slots, keys = {}, {}
         for layer in self._manifest.layers:
             slots[layer], keys[layer] = self._gather(layer, steps, tensors)
-        path = self.directory / "segments" / f"{next_number(self.directory):06d}-rank0.safetensors"
+        path = self.directory / "segments" / f"{next_number(self.directory):06d}-rank{self._manifest.rank}.safetensors"
         size, checksum = write_tensors(path, tensors)
         entry = SegmentEntry(
             file=str(path.relative_to(self.directory)),
@@ -307,6 +315,10 @@ class MemoryWriter:
         """Adds one layer's tensors; returns its numbers of slots and of keys."""
         entry = self._manifest.layers[layer]
         rows = [rows for record in steps for rows in record.layers[layer].rows]
+        coarse = {str(part.computed).removeprefix("torch.") for part in rows if part.computed is not None}
+        if coarse and not entry.computed:
+            entry = dataclasses.replace(entry, computed=max(coarse))
+            self._manifest = dataclasses.replace(self._manifest, layers={**self._manifest.layers, layer: entry})
         parts: dict[str, list[np.ndarray]] = {}
         if rows and layer in self._undecided:
             self._undecided.remove(layer)
@@ -342,8 +354,11 @@ class MemoryWriter:
             counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
         log = [record.layers[layer] for record in steps]
-        rounding = storage_named(entry.storage).rounding
-        probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, rounding) for s in log]
+        if self._manifest.ranks > 1:
+            tensors |= _part_of_probe(layer, log, keep_gradient=self._manifest.rank == 0)
+            probes = [_UNKNOWN] * len(log)
+        else:
+            probes = [_NOTHING if s.gradient is None else s.gradient.compare(s.rows, entry.rounding) for s in log]
         tensors[names.probe_tensor(layer)] = [
             np.array([[p.factor, p.residual, float(s.moved)] for p, s in zip(probes, log, strict=True)])
         ]
@@ -373,9 +388,28 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
             if name.startswith(layer + "/"):
                 keep = keys[layer] if name in whole else slots[layer]
                 tensors[name] = [tensor[:keep].numpy()]
-    path = directory / "segments" / f"{next_number(directory):06d}-rank0.safetensors"
+    path = directory / "segments" / f"{next_number(directory):06d}-rank{manifest.rank}.safetensors"
     size, checksum = write_tensors(path, tensors)
     return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
+
+
+def _part_of_probe(layer: str, log: list[LayerStep], *, keep_gradient: bool) -> dict[str, list[np.ndarray]]:
+    """What the slots of this process explain of each step's gradient: γ follows from that of all processes."""
+    blocks = [step.gradient for step in log]
+    explained = [_NO_ENTRIES if b is None else b.explained(s.rows) for b, s in zip(blocks, log, strict=True)]
+    found = {names.explained_tensor(layer): [_padded(explained)]}
+    if keep_gradient:
+        found[names.gradient_tensor(layer)] = [_padded([_NO_ENTRIES if b is None else b.seen() for b in blocks])]
+    return found
+
+
+def _padded(rows: list[np.ndarray]) -> Float[np.ndarray, "steps entries"]:
+    """Rows of one length, with zeros after their end: zeros change nothing in a sum of products."""
+    return np.stack([np.pad(row, (0, ENTRIES - len(row))) for row in rows])
+
+
+def _rank_directories(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("rank[0-9]*") if path.is_dir()]
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
@@ -397,7 +431,9 @@ def _is_unfinished(directory: Path) -> bool:
     if not directory.is_dir():
         return False
     files = {"initial.safetensors", "initial.safetensors.part", "final.safetensors", MOMENTS, FILE + ".part"}
-    mine = [p.is_file() and p.name in files for p in directory.iterdir() if p.name != "segments"]
+    others = _rank_directories(directory)
+    mine = [p.is_file() and p.name in files for p in directory.iterdir() if p.name != "segments" and p not in others]
+    mine += [(other / FILE).exists() or _is_unfinished(other) for other in others]
     segments = directory / "segments"
     if segments.is_dir():
         mine += [".safetensors" in p.name and p.name[:6].isdigit() for p in segments.iterdir()]
@@ -416,5 +452,8 @@ def take_lock(directory: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise ResumeError(f"{directory} is being recorded by another process.") from None
+        raise ResumeError(
+            f"{directory} is being recorded by another process. If it is one of the same run, record the model as "
+            "DistributedDataParallel gives it, in all of them."
+        ) from None
     return descriptor

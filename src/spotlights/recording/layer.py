@@ -7,7 +7,7 @@ gradient that is thrown away (`zero_grad`, a skipped step) and `torch.autograd.g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,8 +69,21 @@ class RecordedLayer:
         storage: Storage,
         pool: BufferPool,
         errors: bool,
+        turned: Mapping[str, str] | None = None,
     ) -> None:
-        """`maps`: the map as each of the modules has it; they share the weight, not always the bias."""
+        """
+        Args:
+            name: of the layer.
+            kind: of the modules.
+            modules: who uses the weight, by path.
+            map_name: of the map in each of them.
+            maps: the map as each of the modules has it; they share the weight, not always the bias.
+            trained: the `id`s of the parameters that the optimizer holds.
+            storage: how rows are kept.
+            pool: where memory comes from.
+            errors: whether errors are kept.
+            turned: modules that use the weight the other way round, with their kinds.
+        """
         self.name = name
         self._kind = kind
         self._modules = modules
@@ -79,7 +92,9 @@ class RecordedLayer:
         self._storage = storage
         self._errors = errors
         self._map = maps[0]
-        if len({tuple(part.identity for part in each.biases.values()) for each in maps}) > 1:
+        self._turned = dict(turned or {})
+        # A bias that not all uses of the weight have would need slots of its own; it is listed as not recorded.
+        if self._turned or len({tuple(part.identity for part in each.biases.values()) for each in maps}) > 1:
             self._map = replace(self._map, biases={})
         self.parameters = {name: part.parameter for name, part in self._map.parameters.items()}
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
@@ -115,7 +130,13 @@ class RecordedLayer:
             weights={} if list(linear.weights) == ["weight"] else linear.columns,
             biases=[] if list(linear.biases) == ["bias"] else list(linear.biases),
             parts=dict(linear.parts),
+            turned=self._turned,
         )
+
+    @property
+    def several_kinds(self) -> bool:
+        """Whether modules of several kinds share the weight."""
+        return bool(self._turned)
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A parameter, or what has its shape, as the memory keeps it: a matrix, or (a bias) a row."""
@@ -129,18 +150,24 @@ class RecordedLayer:
 
     def copy(self, seen: Seen) -> Rows:
         """The slots of one call, encoded."""
-        keys = seen.met.keys[self._map_name]
+        met, (name, turned, columns) = seen
+        keys, may_repeat = met.keys[name], met.may_repeat
+        errors = met.errors[name] if self._errors else None
+        if turned:
+            assert errors is not None, "turned slots need errors"
+            keys, errors, may_repeat = errors, keys, False
         keys = keys.reshape(-1, keys.shape[-1])
-        like = self._usual_scale if seen.met.may_repeat else None
-        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
-        if seen.met.may_repeat and key_scale is not None and like is None:
-            self._usual_scale = float(key_scale[0])
-        stored_errors = error_scale = None
-        if self._errors:
-            errors = seen.met.errors[self._map_name]
+        stored_errors = error_scale = computed = None
+        if errors is not None:
             errors = errors.reshape(-1, errors.shape[-1])
             stored_errors, error_scale = self._storage.encode(errors, self._pool)
-        return Rows(stored_keys, key_scale, stored_errors, error_scale, seen.columns, seen.met.may_repeat)
+            if _coarser(errors.dtype, self.witness.dtype):
+                computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
+        like = self._usual_scale if may_repeat else None
+        stored_keys, key_scale = self._storage.encode(keys, self._pool, like=like)
+        if may_repeat and key_scale is not None and like is None:
+            self._usual_scale = float(key_scale[0])
+        return Rows(stored_keys, key_scale, stored_errors, error_scale, columns, may_repeat, computed)
 
     def accept(self, rows: list[Rows], *, fresh: bool) -> None:
         """A pass has added to the gradient; `fresh` if that was empty before."""
@@ -204,6 +231,10 @@ class RecordedLayer:
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self.parameters.values()]
+
+
+def _coarser(a: torch.dtype, b: torch.dtype) -> bool:
+    return a != b and torch.finfo(a).eps > torch.finfo(b).eps
 
 
 class _Sampled:

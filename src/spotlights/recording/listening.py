@@ -1,92 +1,143 @@
 """Listening to a module: its forward hook, and what tells when a backward pass has reached it.
 
-The hook changes nothing: not the module, not what it returns, not the graph.
+The hook changes nothing: not the module, not what it returns, not the graph. Where a module uses its weights by
+`F.linear`, that is what is listened to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from spotlights.layers import Call, ModuleAdapter
+from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
 from spotlights.layers.adapter import tensors_of
-from spotlights.memory.columns import Batch
+from spotlights.layers.functional import watch
+from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.recording.layer import RecordedLayer
-from spotlights.recording.passes import ColumnsOf, Passes
+from spotlights.recording.passes import Part, Parts, Passes
+from spotlights.recording.untraced import Untraced
+
+MODULE = "module"
+"""The column that says which module a slot is of, where several kinds share a weight."""
 
 
-def listen(
-    module: nn.Module,
-    adapter: ModuleAdapter,
-    layers: Mapping[str, RecordedLayer],
-    current_batch: Callable[[], Batch | None],
-    passes: Passes,
-) -> list[RemovableHandle]:
-    """Starts listening.
+@runtime_checkable
+class Handle(Protocol):
+    """Ends some listening."""
 
-    Args:
-        module: the module that is listened to.
-        adapter: the one for its kind.
-        layers: those of its maps that are recorded.
-        current_batch: gives the columns of the current batch, or None while paused.
-        passes: told of every backward pass that reaches the module.
-    """
-
-    def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not (module.training and torch.is_grad_enabled()):
-            return
-        outputs = tensors_of(output)
-        batch = current_batch() if any(tensor.requires_grad for tensor in outputs) else None
-        if batch is None:
-            return
-        call = adapter.call(module, args, kwargs, output, noted.pop() if noted else None)
-        leads, chosen = call.leads(), None if call.chosen is None else call.chosen.numpy()
-        columns = {}
-        for name, layer in layers.items():
-            rows = batch.rows(leads[name], layer.name)
-            columns[layer] = rows if chosen is None else {column: all_of[chosen] for column, all_of in rows.items()}
-        for place, tensor in enumerate(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(_reached(passes, call, (place, len(outputs)), columns))
-
-    noted: list[Any] = []
-
-    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        noted[:] = [adapter.before(module)]
-
-    handles = [module.register_forward_hook(_Listener(forward), with_kwargs=True)]
-    if type(adapter).before is not ModuleAdapter.before:
-        handles.append(module.register_forward_pre_hook(_Listener(before)))
-    return handles
+    def remove(self) -> None: ...
 
 
-def _reached(passes: Passes, call: Call, place: tuple[int, int], columns: ColumnsOf) -> Callable[[Tensor | None], None]:
+class Heard(NamedTuple):
+    """A layer that a map of a module belongs to."""
+
+    layer: RecordedLayer
+    path: str
+    turned: bool
+
+
+@dataclass
+class Listener:
+    """Listens to one module."""
+
+    module: nn.Module
+    adapter: ModuleAdapter
+    heard: dict[str, Heard] = field(default_factory=dict)
+    """Those of its maps that are recorded."""
+
+    def start(self, columns: ColumnTable, current_batch: Callable[[], Batch | None], passes: Passes) -> list[Handle]:
+        """Starts listening.
+
+        Args:
+            columns: of the memory.
+            current_batch: gives the columns of the current batch, or None while paused.
+            passes: told of every backward pass that reaches the module.
+        """
+        codes = {
+            name: columns.code(MODULE, heard.path) for name, heard in self.heard.items() if heard.layer.several_kinds
+        }
+
+        def hear(call: Call, batch: Batch, outputs: list[Tensor], maps: list[str]) -> None:
+            leads, chosen = call.leads(), None if call.chosen is None else call.chosen.numpy()
+            parts: Parts = {}
+            for name in maps:
+                layer, _, turned = self.heard[name]
+                rows = batch.rows(leads[name], layer.name)
+                if name in codes:
+                    rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
+                if chosen is not None:
+                    rows = {column: all_of[chosen] for column, all_of in rows.items()}
+                parts[layer] = Part(name, turned, rows)
+            for place, tensor in enumerate(outputs):
+                if tensor.requires_grad:
+                    tensor.register_hook(_reached(passes, call, (place, len(outputs)), parts))
+
+        def batch_to_hear(outputs: list[Tensor]) -> Batch | None:
+            training = self.module.training and torch.is_grad_enabled()
+            return current_batch() if training and any(tensor.requires_grad for tensor in outputs) else None
+
+        if isinstance(self.adapter, FunctionalAdapter):
+            return self._watch(self.adapter, batch_to_hear, hear)
+
+        noted: list[Any] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            noted[:] = [self.adapter.before(module)]
+
+        def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            outputs = tensors_of(output)
+            batch = batch_to_hear(outputs)
+            if batch is not None:
+                call = self.adapter.call(module, args, kwargs, output, noted.pop() if noted else None)
+                hear(call, batch, outputs, list(self.heard))
+
+        handles: list[Handle] = [self.module.register_forward_hook(_Hook(forward), with_kwargs=True)]
+        if type(self.adapter).before is not ModuleAdapter.before:
+            handles.append(self.module.register_forward_pre_hook(_Hook(before)))
+        return handles
+
+    def _watch(
+        self,
+        adapter: FunctionalAdapter,
+        batch_to_hear: Callable[[list[Tensor]], Batch | None],
+        hear: Callable[[Call, Batch, list[Tensor], list[str]], None],
+    ) -> list[Handle]:
+        def watched(name: str) -> Handle:
+            def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
+                batch = batch_to_hear([output])
+                call = adapter.use(self.module, name, input, rows)
+                if batch is not None:
+                    hear(call, batch, [output], [name])
+                return output
+
+            return watch(adapter.weights(self.module)[name][0], use)
+
+        return [watched(name) for name in self.heard]
+
+
+def _reached(passes: Passes, call: Call, place: tuple[int, int], parts: Parts) -> Callable[[Tensor | None], None]:
     def hook(gradient: Tensor | None) -> None:
         if gradient is not None:  # a neighbour was reached
-            passes.note(call, place, gradient, columns)
+            passes.note(call, place, gradient, parts)
 
     return hook
 
 
-class _Listener:
+class _Hook(Untraced):
     """A hook that belongs to one model: copies of that model, deep or pickled, are not recorded."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
 
     def __reduce__(self) -> tuple[type[NotRecorded], tuple[()]]:
         return NotRecorded, ()
 
 
 class NotRecorded:
-    """What a copy of a recorded model has in place of its listener."""
+    """What a copy of a recorded model has in place of its hook."""
 
     def __call__(self, *args: Any) -> None:
         pass

@@ -17,13 +17,23 @@ import torch
 from torch import Tensor
 
 from spotlights.layers import Call
+from spotlights.recording.untraced import Untraced
 
 _HELD_BYTES = 32 << 20
 """What is noted may take so much memory; then it is copied before the pass ends."""
 
 
-ColumnsOf = Mapping[Any, Mapping[str, np.ndarray]]
-"""Columns by layer."""
+class Part(NamedTuple):
+    """What of a call belongs to a layer."""
+
+    map_name: str
+    turned: bool
+    """The layer has the weight the other way round: there, the call's errors are keys and its keys errors."""
+    columns: Mapping[str, np.ndarray]
+
+
+Parts = dict[Any, Part]
+"""By layer."""
 
 
 class Met:
@@ -56,7 +66,7 @@ class Seen(NamedTuple):
     """A layer's part of a call. The tensors are the user's own, not copies."""
 
     met: Met
-    columns: Mapping[str, np.ndarray]
+    part: Part
 
 
 @runtime_checkable
@@ -86,15 +96,16 @@ class Passes:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._held = 0
+        self.note = Untraced(self._note)
 
-    def note(self, call: Call, place: tuple[int, int], gradient: Tensor, columns: ColumnsOf) -> None:
+    def _note(self, call: Call, place: tuple[int, int], gradient: Tensor, parts: Parts) -> None:
         """Called during a backward pass, when it reaches a tensor that a module has returned.
 
         Args:
             call: the call that returned it.
             place: which one it is, of how many.
             gradient: what the pass brings.
-            columns: for each layer that this is about, the columns of its rows.
+            parts: the layers that this is about.
         """
         task = torch._C._current_graph_task_id()
         under_way = self._open.get(task)
@@ -105,11 +116,11 @@ class Passes:
         met = under_way.met.get(call)
         if met is None:
             met = under_way.met[call] = Met(call, outputs)
-            for layer, rows in columns.items():
-                part = under_way.layers.get(layer)
-                if part is None:
-                    part = under_way.layers[layer] = layer.begin_pass()
-                part.note(Seen(met, rows))
+            for layer, part in parts.items():
+                own = under_way.layers.get(layer)
+                if own is None:
+                    own = under_way.layers[layer] = layer.begin_pass()
+                own.note(Seen(met, part))
             self._held += call.nbytes
         met.reach(which, gradient)
         self._held += gradient.nbytes

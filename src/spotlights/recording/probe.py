@@ -15,9 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.layers import LinearMap
-from spotlights.memory.gradient_block import GradientBlock, Part
-
-_UNITS, _FEATURES = 16, 16
+from spotlights.memory.gradient_block import FEATURES, UNITS, GradientBlock, Part
 
 
 class Probe:
@@ -31,10 +29,8 @@ class Probe:
         self._biases = list(linear.biases)
         self._starts = dict(zip(linear.weights, accumulate(linear.columns.values(), initial=0), strict=False))
         """The first column of each weight."""
-        self._units = _blocks(out_features, _UNITS)
-        self._features = [
-            (name, block) for name, count in linear.columns.items() for block in _blocks(count, _FEATURES)
-        ]
+        self._units = _blocks(out_features, UNITS)
+        self._features = [(name, block) for name, count in linear.columns.items() for block in _blocks(count, FEATURES)]
         self._turn = 0
 
     def cut(self, gradients: Mapping[str, Tensor | None], loss_scale: float) -> GradientBlock | None:

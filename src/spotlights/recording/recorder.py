@@ -10,10 +10,10 @@ import contextlib
 import dataclasses
 import datetime
 import subprocess
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,24 +27,28 @@ from spotlights.errors import (
     RecordingStoppedWarning,
     SettingError,
     SpotlightsWarning,
-    UnknownNameError,
+    UnsupportedError,
 )
-from spotlights.layers import ADAPTERS, LinearMap, ModuleAdapter, adapter_for
+from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
+from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
-from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.recording.coverage import Coverage
+from spotlights.recording.finding import find_layers
 from spotlights.recording.layer import RecordedLayer
-from spotlights.recording.listening import listen
+from spotlights.recording.listening import Handle
 from spotlights.recording.passes import Passes
+from spotlights.recording.processes import Processes
 from spotlights.recording.resuming import matching_step
+from spotlights.recording.untraced import Untraced, compiled_graphs
 
 
 def record(
@@ -135,7 +139,10 @@ class Recorder:
         self.path = path
         self.step = 0
         """How many optimizer steps the memory has."""
-        self._model = model
+        self._model = unwrapped(model)
+        self._processes = Processes.of(model)
+        if fold is not None and self._processes.count > 1:
+            raise SettingError("fold: visits cannot be added up over several processes. Record without fold.")
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
         self._chosen = patterns is not None
@@ -148,35 +155,42 @@ class Recorder:
         self._segment_bytes = segment_bytes
         self._pool = BufferPool(max_bytes=4 * segment_bytes)
         running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers, self._listeners = _find_layers(model, optimizer, patterns, running, errors, self._pool)
+        self._layers, self._listeners = find_layers(
+            self._model,
+            optimizer,
+            patterns,
+            dtype=running,
+            errors=errors,
+            pool=self._pool,
+            turned=errors and fold is None,
+        )
         self._passes = Passes()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
         self._batch = Batch(fold=self._fold is not None)
         self._paused = 0
         self._was_paused = False
         self._warned = False
+        self._warned_unseen = False
+        self._seen = False
+        """A slot has been recorded."""
         self._staged: dict[str, _Staged] = {}
         self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
-        if self._resume and (self.path / FILE).exists():
-            samples = {name: layer.samples() for name, layer in self._layers.items()}
-            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
-        if self.step:
-            self._writer = self._kind.resume(self.path, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
-            self._columns = self._writer.columns
-        else:
-            self._writer = self._create()
+        self.step, run = self._processes.agree(self._start)
+        if self._writer is None:  # the first process has one by now
+            self._writer = self._open_writer(run)
+        self._columns = self._writer.columns
         if self._fold is None:
             self._columns.declare("step", "int")
-        for module, adapter, layers in self._listeners:
-            self._handles += listen(module, adapter, layers, self._current_batch, self._passes)
-        self._handles.append(self._optimizer.register_step_pre_hook(self._on_step))
-        self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+        for listener in self._listeners:
+            self._handles += listener.start(self._columns, self._current_batch, self._passes)
+        self._handles.append(self._optimizer.register_step_pre_hook(Untraced(self._on_step)))
+        self._handles.append(self._optimizer.register_step_post_hook(Untraced(self._after_step)))
         return self
 
     def __exit__(
@@ -188,7 +202,10 @@ class Recorder:
         self._unhook()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close(self._parameters(), interrupted=kind is not None)
+            final = {} if self._processes.rank else self._parameters()
+            writer.close(final, interrupted=kind is not None)
+            if kind is None:
+                self._processes.meet()  # who leaves the block may open the whole memory
             if writer.failure is not None:
                 self._warn_stopped(writer.failure)
 
@@ -233,17 +250,35 @@ class Recorder:
             name: dataclasses.replace(layer.entry(), storage=self._dtype) for name, layer in self._layers.items()
         }
         optimizer = type(self._optimizer).__name__
-        return {"layers": entries, "errors": self._errors, "fold": self._fold, "optimizer": optimizer}
+        return {
+            "layers": entries,
+            "errors": self._errors,
+            "fold": self._fold,
+            "optimizer": optimizer,
+            "ranks": self._processes.count,
+        }
 
-    def _create(self) -> MemoryWriter:
+    def _start(self) -> tuple[int, str]:
+        """In the first process: at which step recording starts, and the name of the run."""
+        run = uuid.uuid4().hex if self._processes.count > 1 else ""
+        if self._resume and (self.path / FILE).exists():
+            samples = {name: layer.samples() for name, layer in self._layers.items()}
+            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
+        self._writer = self._open_writer(run)
+        return self.step, self._writer.manifest.run
+
+    def _open_writer(self, run: str) -> MemoryWriter:
+        if not self.step:
+            return self._create(run)
+        directory = rank_directory(self.path, self._processes.rank)
+        return self._kind.resume(directory, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
+
+    def _create(self, run: str) -> MemoryWriter:
+        processes = self._processes
         coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
-        coverage.tell(chosen=self._chosen)
-        initial = dict(self._parameters())
-        for state in self._rule.states:
-            for layer, name, parameter in self._named_parameters():
-                value = self._optimizer.state.get(parameter, {}).get(state)
-                if value is not None:
-                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        if processes.rank == 0:
+            coverage.tell(chosen=self._chosen)
+        initial = self._initial() if processes.rank == 0 else {}
         manifest: dict[str, object] = {
             "spotlights": __version__,
             "torch": torch.__version__,
@@ -256,16 +291,28 @@ class Recorder:
             "uncovered": coverage.uncovered,
             "covered_numbers": coverage.covered,
             "trained_numbers": coverage.trained,
+            "rank": processes.rank,
+            "run": run,
         }
         return self._kind.create(
-            self.path,
+            rank_directory(self.path, processes.rank),
             manifest,
             initial,
             self._columns,
             pool=self._pool,
-            overwrite=self._overwrite or self._resume,
+            overwrite=self._overwrite or self._resume or processes.rank > 0,
             segment_bytes=self._segment_bytes,
         )
+
+    def _initial(self) -> dict[str, Tensor]:
+        """The parameters, and what the optimizer already holds of them."""
+        initial = dict(self._parameters())
+        for state in self._rule.states:
+            for layer, name, parameter in self._named_parameters():
+                value = self._optimizer.state.get(parameter, {}).get(state)
+                if value is not None:
+                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
+        return initial
 
     def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
         for layer in self._layers.values():
@@ -309,6 +356,7 @@ class Recorder:
         loss_scale = 1.0 if scale is None else float(scale)
         self._staged = {}
         self._passes.clear()
+        unseen: list[RecordedLayer] = []
         with torch.no_grad():
             for name, layer in self._layers.items():
                 gradient = layer.gradient(loss_scale)
@@ -322,15 +370,42 @@ class Recorder:
                         parameter.grad is not None,
                     )
                 if not rows and gradient is not None:
-                    self._warn_unseen(layer)
+                    unseen.append(layer)
                 # A gradient that was zeroed after its backward pass: nothing of these slots is used.
                 self._staged[name] = _Staged([] if gradient is None else rows, gradient, layer.moved(), rule)
             self._state = self._due_state()
+        self._seen |= any(staged.rows for staged in self._staged.values())
+        if unseen:
+            self._note_unseen(unseen)
+
+    def _note_unseen(self, layers: list[RecordedLayer]) -> None:
+        if self._was_paused or self.step < self._first_step:
+            return
+        if not self._seen and self._in_training and compiled_graphs():
+            self._stop(
+                "torch.compile has compiled the model without its hooks, before recording began. Start recording "
+                "before the first training step, or call torch.compiler.reset() as it starts"
+            )
+        elif not self._warned_unseen:
+            self._warn_unseen(layers[0])
+
+    def _stop(self, reason: str) -> None:
+        """Ends the recording; training goes on."""
+        assert self._writer is not None
+        self._staged = {}
+        self._unhook()
+        self._writer.flush()
+        self._writer.failure = UnsupportedError(reason)
+        self._warn_stopped(self._writer.failure)
+
+    @property
+    def _in_training(self) -> bool:
+        return any(module.training for module in self._model.modules())
 
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if not self.step or not self._writer.starts_segment:
+        if not self.step or self._processes.rank or not self._writer.starts_segment:
             return {}
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
@@ -390,13 +465,10 @@ class Recorder:
         )
 
     def _warn_unseen(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self._warned_unseen or self.step < self._first_step:
-            return
         self._warned_unseen = True
-        training = any(module.training for module in self._model.modules())
         reason = (
             "its forward hooks saw no training pass (is its weight used outside its module?)"
-            if training
+            if self._in_training
             else "the model is in eval mode, in which nothing is recorded (call model.train())"
         )
         warnings.warn(
@@ -405,82 +477,6 @@ class Recorder:
             SpotlightsWarning,
             stacklevel=4,
         )
-
-    _warned_unseen = False
-
-
-Listeners = list[tuple[nn.Module, ModuleAdapter, dict[str, RecordedLayer]]]
-"""Modules to listen to, with the layers of their maps."""
-
-
-@dataclass
-class _Found:
-    """A weight, or several that make one matrix, and the modules that use it."""
-
-    adapter: ModuleAdapter
-    map_name: str
-    users: dict[str, tuple[nn.Module, LinearMap]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        return [f"{path}.{self.map_name}" if self.map_name else path for path in self.users]
-
-
-def _find_layers(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    patterns: Sequence[str] | None,
-    dtype: str,
-    errors: bool,
-    pool: BufferPool,
-) -> tuple[dict[str, RecordedLayer], Listeners]:
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = _find_maps(model)
-    names = [name for each in found for name in each.names]
-    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
-    if unknown or (patterns is not None and not patterns):
-        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
-    storage = storage_named(dtype)
-    layers: dict[str, RecordedLayer] = {}
-    listeners: dict[nn.Module, tuple[ModuleAdapter, dict[str, RecordedLayer]]] = {}
-    for each in found:
-        if patterns is not None and not any(fnmatchcase(name, p) for name in each.names for p in patterns):
-            continue
-        layer = RecordedLayer(
-            each.names[0],
-            each.adapter.kind,
-            list(each.users),
-            each.map_name,
-            [linear for _, linear in each.users.values()],
-            trained,
-            storage=storage,
-            pool=pool,
-            errors=errors,
-        )
-        layers[layer.name] = layer
-        for module, _ in each.users.values():
-            listeners.setdefault(module, (each.adapter, {}))[1][each.map_name] = layer
-    return layers, [(module, adapter, maps) for module, (adapter, maps) in listeners.items()]
-
-
-def _find_maps(model: nn.Module) -> list[_Found]:
-    """The linear maps of the model; modules that share a weight share a map."""
-    found: dict[tuple[object, ...], _Found] = {}
-    for path, module in model.named_modules():
-        adapter = adapter_for(module)
-        for name, linear in {} if adapter is None else adapter.maps(module).items():
-            first = found.setdefault(linear.identity, _Found(adapter, name))
-            if (first.adapter, first.map_name) != (adapter, name):
-                # Two kinds share a weight, as an embedding and an output layer do: the one recorded is that which
-                # makes the answer, the later one. What the other adds to the gradient shows in the probe.
-                first = found[linear.identity] = _Found(adapter, name)
-            first.users[path or type(module).__name__.lower()] = module, linear
-    if not found:
-        raise SettingError(
-            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
-            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
-        )
-    return list(found.values())
 
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:

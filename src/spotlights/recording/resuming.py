@@ -24,7 +24,7 @@ def matching_step(reader: MemoryReader, settings: Mapping[str, Any], samples: Sa
 
     Args:
         reader: the memory.
-        settings: what the manifest would say of this recording: layers, errors, fold, optimizer.
+        settings: what the manifest would say of this recording: layers, errors, fold, optimizer, ranks.
         samples: entries of the model's weights.
     """
     path, manifest = reader.directory, reader.manifest
@@ -44,6 +44,8 @@ def matching_step(reader: MemoryReader, settings: Mapping[str, Any], samples: Sa
         raise ResumeError(
             f"{path} was recorded with {manifest.optimizer}, not with {settings['optimizer']}. Record to another path."
         )
+    if manifest.ranks != settings["ranks"]:
+        raise ResumeError(f"{path} was recorded in {manifest.ranks} processes; this run has {settings['ranks']}.")
     found = _matching_step(reader, samples) if manifest.fold is None else _matching_snapshot(reader, samples)
     if found is not None:
         return found
@@ -51,7 +53,7 @@ def matching_step(reader: MemoryReader, settings: Mapping[str, Any], samples: Sa
         return 0
     if manifest.fold is None:
         raise ResumeError(
-            f"The model holds the weights of none of the {manifest.steps} steps in {path}. Load the checkpoint "
+            f"The model holds the weights of none of the {reader.steps} steps in {path}. Load the checkpoint "
             "that goes with this memory before resuming, or record to another path."
         )
     steps = " or ".join(str(snapshot.steps) for snapshot in snapshots(manifest))
@@ -63,7 +65,7 @@ def matching_step(reader: MemoryReader, settings: Mapping[str, Any], samples: Sa
 
 
 def _matching_step(reader: MemoryReader, samples: Samples) -> int | None:
-    agrees = torch.ones(reader.manifest.steps, dtype=torch.bool)
+    agrees = torch.ones(reader.steps, dtype=torch.bool)
     for layer, parameters in samples.items() if len(agrees) else ():
         for parameter, value in parameters.items():
             agrees &= (reader.log(layer).samples[parameter] == torch.from_numpy(value)).all(dim=-1)
