@@ -286,17 +286,19 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        for name in layers or ():
-            reader.layer(name)
-        entries = {n: entry for n, entry in reader.manifest.layers.items() if layers is None or n in layers}
+        uses = {name: {name, *entry.turned} for name, entry in reader.manifest.layers.items()}
+        wanted = set().union(*uses.values()) if layers is None else set(layers)
+        for name in wanted.difference(*uses.values()):
+            reader.layer(name)  # an unknown one gets its error here
+        entries = {name: entry for name, entry in reader.manifest.layers.items() if uses[name] & wanted}
         forward = ForwardPass(model, inputs, entries)
         attentions = {
-            name: Attention(self._view, layer, forward, kernel, part=part)
-            for name, layer in reader.layers.items()
-            if name in entries and forward.calls[name].queries and (part is None or part in layer.entry.parts)
+            name: Attention(self._view, reader.layers[name], forward, kernel, part=part)
+            for name in entries
+            if name in wanted and forward.calls[name].queries and (part is None or part in entries[name].parts)
         }
         for use, name in forward.turned.items():
-            if forward.calls[use].queries and part is None:
+            if use in wanted and forward.calls[use].queries and part is None:
                 attentions[use] = Attention(self._view, reader.layers[name], forward, kernel, use=use)
         return Spotlights(attentions, forward.output)
 

@@ -81,8 +81,9 @@ class Attention(Measure):
         tokens: Sequence[int] = (-1,),
         k: int = 10,
         around: int | None = None,
+        target: Target | None = None,
     ) -> Passages:
-        """The k passages of the training text that tokens of a prompt attend to most.
+        """The k passages of the training text that tokens of a prompt attend to most, or that add most to an answer.
 
         For a memory whose examples are the positions of a text: `recorder.batch(example=positions)`. The scores of a
         position are added up over its visits.
@@ -94,8 +95,10 @@ class Attention(Measure):
                 positions for each of them.
             k: how many passages.
             around: show at most so many tokens on either side of one that is attended to.
+            target: a number of interest, as for `contributions`: passages are then found by what they add to it
+                through these tokens, not by their scores.
         """
-        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around)
+        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around, target=target)
 
     @property
     def note(self) -> str | None:

@@ -74,7 +74,7 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     sections = [_opening(groups, languages)]
     sections += [_section(group, out) for group in track(groups, len(groups), "drawing")]
-    sections += [language_section(each) for each in languages]
+    sections += [language_section(each, lambda shown: embedded(shown, out)) for each in languages]
     if groups:
         sections.append(_exactness(groups))
     page = out / PAGE

@@ -46,10 +46,11 @@ class Block(nn.Module):
         width = settings.width
         self.heads = settings.heads
         self.attention_norm = nn.LayerNorm(width)
-        # Three layers rather than one of three times the size: each has slots, and so contributions, of its own.
-        self.to_query = nn.Linear(width, width)
-        self.to_key = nn.Linear(width, width)
-        self.to_value = nn.Linear(width, width)
+        # Three layers rather than one of three times the size: each has slots, and so contributions, of its own. No
+        # biases: a softmax takes a key's away, so its gradient is rounding alone, which AdamW would blow up.
+        self.to_query = nn.Linear(width, width, bias=False)
+        self.to_key = nn.Linear(width, width, bias=False)
+        self.to_value = nn.Linear(width, width, bias=False)
         self.mix = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
         self.grow = nn.Linear(width, 4 * width)
@@ -111,7 +112,8 @@ class GPT(nn.Module):
                 looked at)`, before the softmax.
         """
         tokens = tokens[:, -self.context :]
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+        # A row for each token, so that what a place learns from it is told apart.
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden = self.dropout(self.embedding(tokens) + self.places(places))
         for number, block in enumerate(self.blocks):
             if number == looks_in:
