@@ -40,6 +40,8 @@ class Settings(ImageSettings):
     batch: int = 64
     dtype: str = "float16"
     """Half the size of float32."""
+    voting_images: int | None = 2000
+    """A row of its linear layer has twice as many numbers as in the paper's network."""
 
 
 PRESETS = {

@@ -84,12 +84,11 @@ def _plain_array(array: np.ndarray) -> list[Any]:
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
-    """The way back, led by the types of the fields."""
+    """The way back, led by the types of the fields. What an earlier version did not know has its default."""
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return typing.cast(Any, kind)(
-            **{each.name: from_plain(hints[each.name], plain[each.name]) for each in fields(kind)}
-        )
+        known = [each.name for each in fields(kind) if each.name in plain]
+        return typing.cast(Any, kind)(**{name: from_plain(hints[name], plain[name]) for name in known})
     array_type = getattr(kind, "array_type", None)
     if array_type is np.ndarray:
         return _array(plain, kind)

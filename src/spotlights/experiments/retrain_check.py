@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import spotlights as sl
 from spotlights.attention.tables import Printable, build
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.experiments.images import Images, Prepared, prepare
+from spotlights.experiments.images import Prepared, prepare
 from spotlights.experiments.network import mlp
 from spotlights.experiments.progress import stage, track
 from spotlights.experiments.registry import experiment_named
@@ -102,7 +102,7 @@ def retrain_check(folder: Path, **group: Any) -> RetrainCheck:
     model = _network(settings, data)
     model.load_state_dict(load_file(folder / MODEL))
 
-    tests = [_first(prepared.test, TESTS) for prepared in data.values()]
+    tests = [prepared.test.first(TESTS) for prepared in data.values()]
     inputs, labels = torch.cat([each.inputs for each in tests]), torch.cat([each.labels for each in tests])
     with stage("estimating"):
         estimate = view.attend(model, inputs).influence(lambda output: margins(output, labels)).total()
@@ -147,16 +147,6 @@ def _short(value: Any) -> str:
 def _network(settings: PaperSettings, data: dict[str, Prepared]) -> nn.Module:
     first = next(iter(data.values()))
     return mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
-
-
-def _first(images: Images, count: int) -> Images:
-    return replace(
-        images,
-        pixels=images.pixels[:count],
-        inputs=images.inputs[:count],
-        labels=images.labels[:count],
-        ids=images.ids[:count],
-    )
 
 
 def _left_out(data: dict[str, Prepared], group: dict[str, Any]) -> dict[str, Bool[Tensor, "examples"]]:

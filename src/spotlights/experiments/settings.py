@@ -27,6 +27,8 @@ class ImageSettings:
     """How many slots of each class the figures show."""
     bins: int = 60
     """How many stretches the training time is divided into."""
+    voting_images: int | None = None
+    """Test images of each data set that every slot is compared with, for the votes of classes; None for all."""
     timeline_images: int = 1000
     """Test images of each data set over which attention over training time is averaged."""
 

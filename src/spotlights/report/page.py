@@ -128,7 +128,7 @@ def _section(group: Group, out: Path) -> str:
         head = ["mask", *(f"{source} (%)" for source in results.sources)]
         parts.append(tables.html_table(head, tables.mask_rows(group)))
         parts += [embedded(shown, out) for shown in forgetting_figures(results, run, group.name)]
-    parts.append("<h3>Over the whole test set</h3>")
+    parts.append("<h3>Over the test set</h3>")
     if len(results.sources) > 1:
         head = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
         parts.append(tables.html_table(head, tables.cross_task_rows(group), numbers_from=3))
@@ -164,9 +164,11 @@ def _table_1(group: Group) -> str:
 
 def _votes(group: Group) -> str:
     head = ["layer", "test images", *tables.HEADINGS.values()]
+    vote = group.results[group.shown].votes[0]
+    asked = vote.right + vote.wrong
     return f"""<h3>The class with the most attention</h3>
 <p class="lead">How often (%) the class with the largest total |score|, over all slots,
-is the target or the network's output.</p>
+is the target or the network's output. Over {asked:,} test images of each task.</p>
 <div class="scroll">{tables.html_table(head, tables.vote_rows(group), numbers_from=2)}</div>"""
 
 
