@@ -28,6 +28,7 @@ chromium:
 
 docs: $(STAMPS)/demo  ## write the pages that are made from the code
 	$(BIN)/python docs/cli_reference.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/exactness.py
 
 lint: $(STAMPS)/demo,explore,lint  ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -111,17 +111,21 @@ def grad_dot(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> T
     return -attributor.attribute(train, test).T
 
 
-def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: Path) -> Tensor:
-    """The mean over models of TRAK's kernel, times the mean of 1 − p; each model's part is kept, for it takes long."""
+def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: Path) -> tuple[Tensor, float]:
+    """The mean over models of TRAK's kernel, times the mean of 1 − p, and its seconds.
+
+    Each model's part is kept, for it takes long: a run that was stopped goes on with the next model.
+    """
     parts = [trak_part(setting, data, state, folder / f"trak-{number}.pt") for number, state in enumerate(states)]
-    kernels, doubts = (torch.stack(held).mean(dim=0) for held in zip(*parts, strict=True))
-    return kernels * doubts
+    kernels, doubts, seconds = zip(*parts, strict=True)
+    return torch.stack(kernels).mean(dim=0) * torch.stack(doubts).mean(dim=0), sum(seconds)
 
 
-def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor]:
+def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, float]:
     from dattri.algorithm.trak import TRAKAttributor
 
     if not path.exists():
+        started = time.perf_counter()
         task, model = _task(setting, [state])
 
         def probability(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -134,8 +138,9 @@ def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path
         with torch.no_grad():
             attributor.cache(train)
             doubt, attributor.Q = attributor.Q, torch.ones(len(data))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save((attributor.attribute(test).T, doubt), path)
+            kernel = attributor.attribute(test).T
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save((kernel, doubt, time.perf_counter() - started), path)
     return torch.load(path, weights_only=True)
 
 
@@ -208,11 +213,18 @@ def captum_tracin(setting: Setting, data: Data, states: list[dict[str, Tensor]],
     return peer.influence((data.test_inputs, data.test_labels))
 
 
+def _damping(word: str) -> float | None:
+    return None if word == "own" else float(word)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("setting", help="mnist-mlp, fashion-mlp or mnist-cnn")
+    parser.add_argument("setting", help="mnist-mlp, fashion-mlp, mnist-cnn or mnist-cnn-sgd")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="as given to spotlights evaluate truth")
     parser.add_argument("--only", nargs="*", help="some of: graddot tracin captum ekfac trak trak10")
+    parser.add_argument(
+        "--damping", nargs="*", type=_damping, default=DAMPINGS, help="of EK-FAC; own for the package's own choice"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # the peers' own, about their dependencies
 
@@ -223,21 +235,21 @@ def main() -> None:
     state = {name: held.clone() for name, held in recorded.model.state_dict().items()}
     last = list(recorded.memory.layers)[-1]
 
-    def kept(name: str, key: str, compute: Callable[[], Tensor]) -> None:
+    def kept(name: str, key: str, compute: Callable[[], Tensor | tuple[Tensor, float]]) -> None:
         if options.only and key not in options.only:
             return
         started = time.perf_counter()
         try:
-            scores = compute().detach()
+            found = compute()
         except Exception as error:  # a peer that does not work here must not stop the others
             print(f"{name}: {type(error).__name__}: {error}")
             return
-        took = time.perf_counter() - started
-        keep_answer(folder, Answer(name, scores.double(), took))
+        scores, took = found if isinstance(found, tuple) else (found, time.perf_counter() - started)
+        keep_answer(folder, Answer(name, scores.detach().double(), took))
         print(f"{name}: {took:.1f} s", flush=True)
 
     kept("GradDot (dattri)", "graddot", lambda: grad_dot(setting, data, [state]))
-    for damping in DAMPINGS:
+    for damping in options.damping:
         shown = "own damping" if damping is None else f"damping {damping:g}"
         kept(f"EK-FAC, {shown} (kronfluence)", "ekfac", lambda d=damping: ekfac(setting, data, state, folder, d))
     kept("TRAK, 1 model (dattri)", "trak", lambda: trak(setting, data, [state], folder / "trak-1"))

@@ -58,6 +58,64 @@ def convolutions(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, 
 
 
 @st.composite
+def transposed_convolutions(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, Tensor]:
+    """A transposed convolution of any dimension with any options, and inputs that it takes."""
+    dimensions = draw(st.integers(1, 3), label="dimensions")
+
+    def each(low: int, high: int, label: str) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high), label=label) for _ in range(dimensions))
+
+    kernel, stride = each(1, 3 if dimensions < 3 else 2, "kernel"), each(1, 3 if dimensions < 3 else 2, "stride")
+    dilation = each(1, 2, "dilation")
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    padding = tuple(draw(st.integers(0, min(2, r)), label="padding") for r in reach)
+    more = tuple(draw(st.integers(0, max(s, d) - 1), label="more") for s, d in zip(stride, dilation, strict=True))
+    groups = draw(st.sampled_from([1, 1, 2]), label="groups")
+    in_channels, out_channels = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
+    make = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dimensions - 1]
+    layer = make(
+        in_channels,
+        out_channels,
+        kernel,
+        stride=stride,
+        padding=padding,
+        output_padding=more,
+        dilation=dilation,
+        groups=groups,
+        bias=draw(st.booleans(), label="bias"),
+    )
+    sizes = [draw(st.integers(2, 3), label="size") for _ in range(dimensions)]
+    count = draw(st.integers(1, 3), label="batch") if batch is None else batch
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
+    return layer.double(), torch.randn(count, in_channels, *sizes, generator=generator, dtype=torch.float64)
+
+
+@st.composite
+def bags(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, Tensor]:
+    tokens, width = draw(st.integers(2, 7), label="tokens"), draw(st.integers(1, 4), label="width")
+    padding = draw(st.sampled_from([None, 0, 1]), label="padding_idx")
+    layer = nn.EmbeddingBag(tokens, width, mode=draw(st.sampled_from(["sum", "mean"])), padding_idx=padding)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
+    return layer.double(), torch.randint(tokens, (batch or 3, draw(st.integers(1, 4))), generator=generator)
+
+
+class Twice(nn.Bilinear):
+    """Of one input with itself."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x, x[..., : self.in2_features])
+
+
+@st.composite
+def bilinears(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, Tensor]:
+    wide = draw(st.integers(1, 3), label="wide")
+    lead = draw(st.sampled_from([(), (2,)]), label="lead")
+    layer = Twice(wide, draw(st.integers(1, wide)), draw(st.integers(1, 3)), bias=draw(st.booleans()))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
+    return layer.double(), torch.randn(batch or 3, *lead, wide, generator=generator, dtype=torch.float64)
+
+
+@st.composite
 def linears(draw: st.DrawFn, batch: int | None = None, *, transposed: bool = False) -> tuple[nn.Module, Tensor]:
     wide, narrow = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     lead = draw(st.sampled_from([(), (2,), (2, 3)]), label="lead")
@@ -100,7 +158,10 @@ KINDS: dict[str, Callable[..., st.SearchStrategy[tuple[nn.Module, Tensor]]]] = {
     "linear": linears,
     "transposed-linear": lambda batch: linears(batch, transposed=True),
     "convolution": convolutions,
+    "transposed-convolution": transposed_convolutions,
     "embedding": embeddings,
+    "embedding-bag": bags,
+    "bilinear": bilinears,
     **{kind: functools.partial(norms, kind=kind) for kind in ("layer-norm", "rms-norm", "batch-norm", "group-norm")},
 }
 """By the adapters' names: layers with inputs of `batch` examples."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,18 +27,19 @@ Batch = tuple[Any, Tensor, dict[str, Any]]
 
 
 class Reader(nn.Module):
-    """A tiny language model: embedding, two layers, one row for each token."""
+    """A tiny language model: embedding, a hidden layer, one row for each token."""
 
-    def __init__(self, *, batch_first: bool = True) -> None:
+    def __init__(self, *, batch_first: bool = True, recurrent: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 4)
-        self.hidden = nn.Linear(4, 6)
+        self.hidden = nn.LSTM(4, 6, batch_first=batch_first) if recurrent else nn.Linear(4, 6)
         self.head = nn.Linear(6, VOCABULARY)
         self.batch_first = batch_first
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens if self.batch_first else tokens.T
-        found = self.head(torch.tanh(self.hidden(self.embedding(tokens))))
+        rows = self.embedding(tokens if self.batch_first else tokens.T)
+        rows = self.hidden(rows)[0] if isinstance(self.hidden, nn.LSTM) else torch.tanh(self.hidden(rows))
+        found = self.head(rows)
         return found if self.batch_first else found.transpose(0, 1)
 
 
@@ -98,18 +101,23 @@ def assert_same_totals(
 # -- the same totals --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("recurrent", [True, False], ids=["lstm", "linear"])
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "sequence first"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=str)
-def test_folded_totals_equal_unfolded_totals_of_a_text(batch_first, dtype, tolerance):
+def test_folded_totals_equal_unfolded_totals_of_a_text(batch_first, recurrent, dtype, tolerance):
     """Windows of 5 tokens in 3 lanes, shifted in every epoch: no window comes twice."""
     torch.manual_seed(1)
-    model = Reader(batch_first=batch_first).to(dtype)
+    model = Reader(batch_first=batch_first, recurrent=recurrent).to(dtype)
     storage = str(dtype).removeprefix("torch.")
     model, folded, full = both(model, list(windows(4)), dtype=storage)
     queries = text()[:6].reshape(2, 3)
     assert_same_totals(model, folded, full, queries, ["example", "token"], tolerance)
-    slots = folded.layers["hidden"].slots
-    assert slots == len(set(full.attend(model, queries)["hidden"].totals("example").groups))
+    assert len(folded) == len(full.attend(model, queries)["head"].totals("example").groups)
+    assert ("hidden.l0" in folded.layers) == recurrent
+    if recurrent:  # `h` is what came before a token, `x` the token: those of one part add up to the whole
+        parts = [folded.attend(model, queries, part=part)["hidden.l0"].scores() for part in ("x", "h")]
+        whole = folded.attend(model, queries)["hidden.l0"].scores()
+        torch.testing.assert_close(parts[0] + parts[1], whole, rtol=tolerance, atol=tolerance)
     assert "position" not in folded.columns, "where a token is in its window is nothing about the token"
 
 
@@ -263,6 +271,7 @@ REFUSED = {
     "a dual network": lambda memory, model, x: memory.dual(model)(x),
     "verify": lambda memory, model, x: memory.verify(model),
     "verify without files": lambda memory, model, x: memory.verify(files=False),
+    "the explorer": lambda memory, model, x: memory.explore(model, x, open_browser=False, port=0),
     "softmax": lambda memory, model, x: memory.attend(model, x, kernel="softmax")["2"].top(3),
 }
 
@@ -294,6 +303,30 @@ def test_verify_still_finds_damaged_files(tmp_path):
     file.write_bytes(content)
     with pytest.raises(sl.MemoryFormatError, match="has changed since it was written"):
         sl.open(tmp_path / "m").verify()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"by": "label"},
+        {"from_step": -1},
+        {"steps": 3},
+        {"steps": "many"},
+        {"earlier": {"steps": 1, "asked": True}},
+        {"earlier": {"steps": 1, "asked": True, "segments": [{"file": "../../secret"}]}},
+        {"colour": "red"},
+        7,
+    ],
+    ids=str,
+)
+def test_a_damaged_fold_entry_is_named(small, tmp_path, damage):
+    memory, _ = small
+    shutil.copytree(memory.path, tmp_path / "m")
+    manifest = json.loads((tmp_path / "m" / "memory.json").read_text())
+    manifest["fold"] = {**manifest["fold"], **damage} if isinstance(damage, dict) else damage
+    (tmp_path / "m" / "memory.json").write_text(json.dumps(manifest))
+    with pytest.raises(sl.MemoryFormatError, match=r"memory\.json is damaged"):
+        sl.open(tmp_path / "m")
 
 
 # -- settings -----------------------------------------------------------------------------------------

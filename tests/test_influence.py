@@ -1,6 +1,7 @@
 """Influence: contributions with whitened queries, added up over visits and layers; moments kept with the memory."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
-from spotlights.attention.whitening import key_moments
+from spotlights.attention.per_input import PerInput
 from spotlights.memory.moments import FILE
 
 
@@ -249,31 +250,31 @@ def test_overwriting_a_memory_forgets_its_moments(tmp_path: Path):
     assert not (tmp_path / "a.memory" / FILE).exists()
 
 
-def test_influence_under_adam_is_the_contribution_of_the_whitened_query(tmp_path: Path):
-    """Contributions are linear in the query and in its 1 for the bias, and known to be exact where that is 1."""
+@pytest.mark.parametrize("maximize", [False, True])
+def test_under_adam_steps_count_by_their_learning_rate_alone(tmp_path: Path, maximize: bool):
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(3, 2)).double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, maximize=maximize)
+    keys, values, examples = [], [], []
     with sl.record(model, optimizer, tmp_path / "a.memory", dtype="float64") as recorder:
-        for _ in range(6):
-            recorder.batch(example=torch.randint(5, (4,)))
+        for step in range(6):
+            lr = optimizer.param_groups[0]["lr"] = 0.05 / (step + 1)
+            inputs, labels, ids = torch.randn(4, 3).double(), torch.randint(2, (4,)), torch.randint(5, (4,))
+            recorder.batch(example=ids)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(torch.randn(4, 3).double()), torch.randint(2, (4,))).backward()
+            output = model(inputs)
+            nn.functional.cross_entropy(output, labels).backward()
             optimizer.step()
-    memory = sl.open(tmp_path / "a.memory")
-    moment = key_moments(memory._view.reader)["0"]
-    moment = moment / moment[-1, -1]
+            keys.append(torch.cat([inputs, torch.ones(4, 1).double()], dim=1))
+            values.append((lr if maximize else -lr) * (output.softmax(dim=1)[:, 1] - labels).detach() / 4)
+            examples += ids.tolist()
+    key, value = torch.cat(keys), torch.cat(values)
+    moment = key.T @ key / len(key)
     damped = moment + 0.3 * moment.diagonal().mean() * torch.eye(4, dtype=torch.float64)
     query = torch.randn(1, 3).double()
     white = torch.linalg.solve(damped, torch.cat([query[0], torch.ones(1).double()]))
-
-    def contributions(x: Tensor) -> Tensor:
-        return memory.attend(model, x)["0"].contributions(target=1).totals("example").values
-
-    of_bias = contributions(torch.zeros(1, 3).double())
-    truth = contributions(white[None, :3]) + (white[3] - 1) * of_bias
-    found = memory.attend(model, query).influence(target=1).totals("example").values
-    torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
+    found = sl.open(tmp_path / "a.memory").attend(model, query).influence(target=1).totals("example")
+    assert_same(found, brute_totals((key @ white * value)[None], examples))
 
 
 def test_layers_that_influence_is_not_estimated_through_are_named(tmp_path: Path):
@@ -288,3 +289,49 @@ def test_layers_that_influence_is_not_estimated_through_are_named(tmp_path: Path
     for note in (influence.note, influence.summed().note, influence.totals("example").note):
         assert note is not None
         assert note.endswith("not estimated through 1")
+
+
+# -- inputs with many rows --------------------------------------------------------------------
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 2, groups=1), nn.Flatten(), nn.Linear(36, 3))
+    return model.double()
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.Adam(p)])
+@pytest.mark.parametrize("storage", ["float64", "int8"])
+@pytest.mark.parametrize("column", ["example", "label", "step"])
+def test_sums_over_rows_and_groups_are_the_same_in_either_order(
+    tmp_path: Path,
+    make: Callable[..., torch.optim.Optimizer],
+    storage: str,
+    column: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    model = convolutions()
+    optimizer = make(model.parameters())
+    images = torch.randn(9, 1, 6, 6, generator=torch.Generator().manual_seed(7)).double()
+    labels = torch.arange(9) % 3
+    with sl.record(model, optimizer, tmp_path / "a.memory", dtype=storage) as recorder:
+        for batch in (torch.arange(9).roll(3 * i)[:5] for i in range(6)):
+            recorder.batch(example=batch, label=labels[batch])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    spot = sl.open(tmp_path / "a.memory").where(step=range(1, 6)).attend(model, images[:4])
+    found = []
+    for matrices in (True, False):
+        monkeypatch.setattr("spotlights.attention.attention.by_matrix", lambda *_, m=matrices, **__: m)
+        owners = [attention.owners(1)[0] for attention in spot.values()]
+        parts = [attention.contributions(1) for attention in spot.values()]
+        found.append([PerInput(parts, owners, inputs=4), spot.influence(1)])
+        found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
+    for quick, slow in zip(*found, strict=True):
+        assert quick.groups == slow.groups
+        assert torch.equal(quick.counts, slow.counts)
+        tolerance = 1e-10 if storage == "float64" else 1e-5
+        torch.testing.assert_close(
+            quick.values, slow.values, rtol=tolerance, atol=tolerance * float(slow.values.abs().max())
+        )

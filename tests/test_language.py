@@ -220,8 +220,8 @@ def test_passages_have_the_word_that_was_asked_about(words: Path):
     both = passages(trained, prompt, asked=(-2, -1), k=3)
     assert both.tokens == [3, 4]
     assert {hit.token for passage in both for hit in passage.hits} == {3, 4}
-    place = find(data, "test", "the hen")
-    assert list(before(data, "test", place, settings.context))[-2:] == ["the", "hen"]
+    place = find(data, "test", "The hen")
+    assert list(before(data, "test", place, settings.context))[-2:] == ["The", "hen"]
     assert find(data, "test", "hen hen hen") is None
 
 

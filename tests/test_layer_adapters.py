@@ -1,5 +1,6 @@
 """What every layer adapter keeps: keys and errors make up the gradient, keys and weights the output."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,9 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from layer_kinds import Conv1D, convolutions
+from layer_kinds import Conv1D, convolutions, transposed_convolutions
 from spotlights.dual_form import linear_map, outer_sum
-from spotlights.layers import ADAPTERS, Call, LayerAdapter, ModuleAdapter, adapter_for, adapter_named
+from spotlights.errors import UnsupportedError
+from spotlights.layers import (
+    ADAPTERS,
+    Call,
+    FunctionalAdapter,
+    LayerAdapter,
+    ModuleAdapter,
+    adapter_for,
+    adapter_named,
+)
 from spotlights.layers.adapter import tensors_of
 
 
@@ -83,24 +93,33 @@ class AdapterContract(ModuleContract):
 
     def passes(self):
         for module, inputs in self.modules():
+            args = inputs if isinstance(inputs, tuple) else (inputs,)
             module.zero_grad()
-            output = module(inputs)
+            output = module(*args)
             seen = []
             output.register_hook(lambda gradient, seen=seen: seen.append(gradient))
             (output * torch.randn(output.shape, dtype=output.dtype)).sum().backward()
-            yield module, inputs, output.detach(), seen[0]
+            yield module, self.adapter.inputs(module, args, {}), output.detach(), seen[0]
 
     def rows(self, module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         keys, errors = self.adapter.keys(module, inputs), self.adapter.errors(module, gradient)
         return keys.reshape(-1, keys.shape[-1]), errors.reshape(-1, errors.shape[-1])
 
+    def matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+        return self.adapter.maps(module)[""].kept("weight", weight)
+
+    def test_inputs_are_found_by_place_and_by_name(self):
+        for module, inputs in self.modules():
+            args = inputs if isinstance(inputs, tuple) else (inputs,)
+            names = list(inspect.signature(type(module).forward).parameters)[1:]
+            named = dict(zip(names, args, strict=False))
+            assert torch.equal(self.adapter.inputs(module, args, {}), self.adapter.inputs(module, (), named))
+
     def test_keys_and_errors_keep_the_leading_shape_that_is_announced(self):
         for module, inputs, output, gradient in self.passes():
-            assert self.adapter.inputs((inputs,), {}) is inputs
-            assert self.adapter.inputs((), {"input": inputs}) is inputs
             keys = self.adapter.keys(module, inputs)
             errors = self.adapter.errors(module, gradient)
-            matrix = self.adapter.matrix(self.adapter.weight(module))
+            matrix = self.matrix(module, self.adapter.weight(module))
             lead = tuple(self.adapter.lead(module, inputs, output))
             assert tuple(keys.shape[:-1]) == tuple(errors.shape[:-1]) == lead
             assert (errors.shape[-1], keys.shape[-1] // self.adapter.groups(module)) == tuple(matrix.shape)
@@ -110,7 +129,7 @@ class AdapterContract(ModuleContract):
             keys, errors = self.rows(module, inputs, gradient)
             weight, bias = self.adapter.weight(module), self.adapter.bias(module)
             made = outer_sum(errors, keys, self.adapter.groups(module))
-            torch.testing.assert_close(self.adapter.matrix(weight.grad), made, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(self.matrix(module, weight.grad), made, rtol=1e-12, atol=1e-12)
             if bias is not None:
                 torch.testing.assert_close(bias.grad.reshape(-1), errors.sum(dim=0), rtol=1e-12, atol=1e-12)
 
@@ -118,7 +137,7 @@ class AdapterContract(ModuleContract):
         for module, inputs, output, _ in self.passes():
             keys = self.adapter.keys(module, inputs)
             weight, bias = self.adapter.weight(module), self.adapter.bias(module)
-            made = linear_map(keys.reshape(-1, keys.shape[-1]), self.adapter.matrix(weight))
+            made = linear_map(keys.reshape(-1, keys.shape[-1]), self.matrix(module, weight))
             made = (made + (0.0 if bias is None else bias.reshape(-1))).reshape(*keys.shape[:-1], -1)
             torch.testing.assert_close(self.adapter.output(module, made).detach(), output, rtol=1e-12, atol=1e-12)
 
@@ -199,6 +218,65 @@ class TestEmbedding(AdapterContract):
         for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"padding_idx": 0}):
             assert adapter_for(nn.Embedding(5, 3, **options)) is None
         assert adapter_for(nn.Embedding(50_000, 1)) is None
+
+
+class TestTransposedConvolution(AdapterContract):
+    adapter = adapter_named("transposed-convolution")
+    drawn: tuple[nn.Module, Tensor] | None = None
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        torch.manual_seed(0)
+        unbatched = nn.ConvTranspose2d(2, 4, (3, 2), padding=1, stride=2, groups=2), torch.randn(2, 3, 4)
+        far = nn.ConvTranspose1d(3, 2, 3, dilation=2, padding=5, stride=3, output_padding=2), torch.randn(2, 3, 5)
+        drawn = [] if self.drawn is None else [self.drawn]
+        return [(module.double(), inputs.double()) for module, inputs in (unbatched, far, *drawn)]
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(drawn=transposed_convolutions())
+    def test_all_of_it_holds_for_any_shape_and_options(self, drawn: tuple[nn.Module, Tensor]):
+        self.drawn = drawn
+        self.test_keys_and_errors_keep_the_leading_shape_that_is_announced()
+        self.test_the_gradient_is_the_sum_of_outer_products_of_errors_and_keys()
+        self.test_the_output_is_the_linear_map_of_the_keys()
+
+    def test_another_size_of_the_output_is_refused_with_what_to_do(self):
+        layer, inputs = nn.ConvTranspose1d(1, 1, 2, stride=2), torch.randn(1, 1, 3)
+        output = layer(inputs, output_size=[7])
+        with pytest.raises(UnsupportedError, match="output_padding"):
+            self.adapter.call(layer, (inputs,), {"output_size": [7]}, output, None)
+
+
+class TestEmbeddingBag(AdapterContract):
+    adapter = adapter_named("embedding-bag")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        torch.manual_seed(0)
+        tokens, flat, offsets = torch.randint(5, (3, 4)), torch.randint(5, (6,)), torch.tensor([0, 2, 2])
+        weights = torch.rand(6, dtype=torch.float64)
+        return [
+            (nn.EmbeddingBag(5, 3, mode="mean").double(), tokens),
+            (nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1).double(), tokens),
+            (nn.EmbeddingBag(5, 3, mode="mean", padding_idx=1).double(), tokens),
+            (nn.EmbeddingBag(5, 3, mode="mean").double(), (flat, offsets)),
+            (nn.EmbeddingBag(5, 3, mode="sum").double(), (flat, offsets, weights)),
+            (nn.EmbeddingBag(5, 3, mode="sum", include_last_offset=True).double(), (flat, torch.tensor([0, 1, 6]))),
+        ]
+
+    def test_bags_that_are_no_linear_map_are_not_taken_for_one(self):
+        for options in ({"mode": "max"}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+            assert adapter_for(nn.EmbeddingBag(5, 3, **options)) is None
+
+
+class TestBilinear(AdapterContract):
+    adapter = adapter_named("bilinear")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        torch.manual_seed(0)
+        return [
+            (nn.Bilinear(2, 3, 4, bias=bias).double(), (torch.randn(*lead, 2).double(), torch.randn(*lead, 3).double()))
+            for bias in (True, False)
+            for lead in ((5,), (2, 3))
+        ]
 
 
 class TestLayerNorm(AdapterContract):
@@ -284,5 +362,6 @@ def test_other_modules_have_no_adapter(module: nn.Module):
 def test_every_adapter_keeps_the_contract():
     contracts = [*ModuleContract.__subclasses__(), *AdapterContract.__subclasses__()]
     tested = {contract.adapter.kind for contract in contracts if contract is not AdapterContract}
-    assert tested == {adapter.kind for adapter in ADAPTERS}, "write a contract test for the new kind of layer"
+    known = {adapter.kind for adapter in ADAPTERS if not isinstance(adapter, FunctionalAdapter)}
+    assert tested == known, "write a contract test for the new kind of layer"
     assert adapter_named("convolution of the second kind") is None

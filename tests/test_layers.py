@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spotlights as sl
-from layer_kinds import KINDS, Conv1D
+from layer_kinds import KINDS, Conv1D, Twice
 from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
 from training import fill, state
 
@@ -140,6 +140,24 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "linear": lambda: (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(4, 4)),
     "transposed-linear": lambda: (nn.Sequential(Conv1D(5, 4), nn.Tanh(), Conv1D(3, 5)), torch.randn(4, 2, 4)),
     "convolution": _convolutional,
+    "transposed-convolution": lambda: (
+        nn.Sequential(
+            nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, groups=2),
+            nn.Tanh(),
+            nn.ConvTranspose2d(4, 2, 2, bias=False),
+            nn.Flatten(),
+            nn.Linear(2 * 6 * 6, 3),
+        ),
+        torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(5)),
+    ),
+    "embedding-bag": lambda: (
+        nn.Sequential(nn.EmbeddingBag(7, 4), nn.Tanh(), nn.Linear(4, 3)),
+        torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(5)),
+    ),
+    "bilinear": lambda: (
+        nn.Sequential(Twice(4, 2, 5), nn.Tanh(), Twice(5, 5, 3)),
+        torch.randn(4, 4, generator=torch.Generator().manual_seed(5)),
+    ),
     "embedding": lambda: (
         nn.Sequential(nn.Embedding(7, 4), nn.Tanh(), nn.Linear(4, 3)),
         torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(5)),
@@ -204,7 +222,7 @@ class ByColumn(torch.optim.Optimizer):
                     p -= group["lr"] * p.grad / (p.grad.norm(dim=-1, keepdim=True) + 0.1)
 
 
-@pytest.mark.parametrize("kind", ["convolution", "transposed-linear"])
+@pytest.mark.parametrize("kind", ["convolution", "transposed-linear", "transposed-convolution"])
 def test_an_optimizer_without_a_rule_is_run_again_on_weights_in_their_own_shape(kind: str):
     model, inputs = NETWORKS[kind]()
     model = fill(model).double()
@@ -213,11 +231,10 @@ def test_an_optimizer_without_a_rule_is_run_again_on_weights_in_their_own_shape(
 
 
 def test_a_layer_of_a_user_s_own_is_exact_with_the_adapter_of_the_documentation(tmp_path: Path):
-    page = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     kept = list(ADAPTERS)
     try:
-        exec(page.split("```python\n")[1].split("```")[0], names)
+        exec(_documented("class LayerScale"), names)
         model = fill(nn.Sequential(nn.Linear(4, 5), names["LayerScale"](5))).double()
         inputs = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(5)).double()
         memory, _ = recorded(model, inputs, OPTIMIZERS["adam"])
@@ -231,6 +248,28 @@ def test_a_layer_of_a_user_s_own_is_exact_with_the_adapter_of_the_documentation(
         ADAPTERS[:] = kept
     with pytest.raises(sl.UnsupportedError, match="register_layer"):
         memory.attend(model, inputs)
+
+
+def test_a_module_that_uses_f_linear_is_exact_with_the_line_of_the_documentation():
+    names: dict[str, Any] = {}
+    kept = list(ADAPTERS)
+    try:
+        exec(_documented("class LowRank"), names)
+        model = fill(nn.Sequential(nn.Linear(4, 5), names["LowRank"](5, 2))).double()
+        inputs = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(5)).double()
+        memory, _ = recorded(model, inputs, OPTIMIZERS["adam"])
+        assert list(memory.layers) == ["0", "1.down", "1.up"]
+        assert memory.info.as_dict()["not recorded"] == []
+        assert memory.verify(model).ok
+    finally:
+        ADAPTERS[:] = kept
+
+
+def _documented(what: str) -> str:
+    """The example of the page on layers that has this in it."""
+    page = (Path(__file__).parent.parent / "docs" / "layers.md").read_text(encoding="utf-8")
+    (found,) = (block.split("```")[0] for block in page.split("```python\n")[1:] if what in block.split("```")[0])
+    return found
 
 
 def assert_parts_add_up_in_the_last_layer(memory: sl.Memory, model: nn.Module, inputs: Tensor) -> None:
@@ -247,12 +286,3 @@ def test_influence_refuses_layers_with_groups_and_leaves_them_out_of_the_sum():
     with pytest.raises(sl.UnsupportedError, match="2 parts of its keys"):
         spot["2"].influence(target=1)
     assert "2" not in repr(spot.influence(target=1)).split(":")[0].removeprefix("Influence(").split(", ")
-
-
-def test_a_weight_shared_by_an_embedding_and_an_output_layer_is_reported_not_pretended():
-    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
-    model[1].weight = model[0].weight
-    model = fill(model).double()
-    memory, _ = recorded(model, torch.randint(6, (4, 3)), OPTIMIZERS["sgd"])
-    assert list(memory.layers) == ["1"]
-    assert memory.verify(model)["1"].unexplained_steps == list(range(STEPS))

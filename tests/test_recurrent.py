@@ -227,7 +227,7 @@ def test_queries_are_the_input_and_the_state_before_of_every_step():
     wanted = torch.cat([inputs, before], dim=2).flatten(0, 1).detach()
     attention = memory.attend(model, text)["recurrent.l0"]
     torch.testing.assert_close(attention.queries, wanted)
-    assert len(attention.top(3).rows(0)) == 3
+    assert len(list(attention.top(3).rows(0))) == 3
 
 
 def test_columns_belong_to_the_rows_of_padded_and_packed_sequences():

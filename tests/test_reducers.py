@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import spotlights.attention
 from memories import mlp
 from spotlights.attention import Attention
-from spotlights.attention.group_weights import CellPartsReducer, Cells
+from spotlights.attention.cell_sums import CellPartsReducer
+from spotlights.attention.group_weights import Cells
 from spotlights.attention.key_sums import KeySumsReducer, VisitsReducer
 from spotlights.attention.means import MeansReducer
 from spotlights.attention.questions import AskTop

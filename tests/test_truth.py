@@ -15,7 +15,18 @@ from spotlights.experiments.truth import settings as truth_settings
 from spotlights.experiments.truth.ground_truth import halves, retrained
 from spotlights.experiments.truth.harness import evaluate
 from spotlights.experiments.truth.retraining import Job, retrain
-from spotlights.experiments.truth.scoring import auc, ceiling, flipped, lds, precision_at, ranks, spearman
+from spotlights.experiments.truth.scoring import (
+    auc,
+    ceiling,
+    correlation,
+    flipped,
+    lds,
+    precision_at,
+    ranks,
+    redrawn,
+    score_of,
+    spearman,
+)
 from spotlights.experiments.truth.settings import Data, Setting, epoch_orders, initial_network, margins
 
 
@@ -141,6 +152,17 @@ def test_the_ceiling_of_noisy_truth_is_what_the_signal_itself_reaches():
     assert ceiling(first, again).mean == pytest.approx(float(spearman(signal, first).mean()), abs=0.02)
 
 
+def test_a_difference_of_two_scores_is_known_better_than_either():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(60, 40, generator=generator).double()
+    first = truth + torch.randn(60, 1, generator=generator)  # the halves' own noise, which both methods share
+    second = first + 0.1 * torch.randn(60, 40, generator=generator)
+    a, b = redrawn(first, truth), redrawn(second, truth)
+    assert score_of(a - b).mean == pytest.approx(score_of(a).mean - score_of(b).mean)
+    assert score_of(a - b).error < 0.3 * score_of(a).error
+    assert correlation(first, truth) == score_of(a)
+
+
 def test_margins_are_log_odds():
     output = torch.randn(4, 10, dtype=torch.float64)
     labels = torch.tensor([1, 0, 9, 3])
@@ -170,7 +192,15 @@ def test_evaluate_truth_ranks_influence_before_contributions_and_labels(tmp_path
     means = {row["method"]: row["fresh"]["mean"] for row in found["rows"]}
     assert means["influence"] > max(means["contribution"], means["score"], means["same label"])
     assert found["mislabelled"]["auc"] > 0.8
-    assert {each["method"] for each in found["removal"]} >= {"influence", "contribution"}
+    behind = {row["method"]: row["behind"] for row in found["rows"]}
+    assert behind.pop("influence") is None
+    for method, less in behind.items():
+        assert less["mean"] == pytest.approx(means["influence"] - means[method])
+    curves = {each["method"]: each for each in found["removal"]}
+    assert set(curves) == {"influence", "contribution", "score", "random"}
+    assert curves["influence"]["dropped"] == [0, 20, 80]
+    assert curves["influence"]["margin"][2] < curves["random"]["margin"][2]
+    assert (tmp_path / "mnist-mlp" / "removal.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "mnist-mlp" / "truth.json").read_text()) == found
     table = CliRunner().invoke(app, arguments[:-1]).stdout
     assert "about the best possible" in " ".join(table.split())

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.by_input import by_matrix, group_products
 from spotlights.attention.forward import ForwardPass, Target
+from spotlights.attention.grouping import Grouping
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
 from spotlights.attention.passage_results import Passages
@@ -19,6 +21,7 @@ from spotlights.attention.questions import AskTotals, Question
 from spotlights.attention.reducers import LogSumReducer
 from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
+from spotlights.attention.unrolled import Unrolled
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.memory.reader import Block, LayerReader
 from spotlights.optimizers import rule_named
@@ -157,6 +160,10 @@ class Attention(Measure):
         # gᵀ Wᵀ q is qᵀ W g: seen from the other side, queries and directions change places.
         return Contributions(self.view, self.layer, *(pair[::-1] if self.turned else pair), exact=exact)
 
+    def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
+        return self._forward.inputs_of(self.layer.name, target)
+
     def influence(self, target: Target, *, damping: float | None = None) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
 
@@ -169,7 +176,7 @@ class Attention(Measure):
         """
         from spotlights.attention.influence import Influence
 
-        owners, inputs = self._forward.inputs_of(self.layer.name, target)
+        owners, inputs = self.owners(target)
         return Influence([self._influence_part(target, damping)], [owners], inputs=inputs)
 
     def _influence_part(self, target: Target, damping: float | None) -> LayerInfluence:
@@ -246,13 +253,14 @@ class Contributions(Measure):
         directions: Float[Tensor, "queries out_features"],
         *,
         exact: bool,
+        unrolled: Unrolled | None = None,
     ) -> None:
         super().__init__(view, layer, queries)
         self.exact = exact
         self._directions = directions
         self._bias_queries = torch.ones(len(queries))
         """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
-        self._unrolled = view.unrolled(layer.name)
+        self._unrolled = unrolled or view.unrolled(layer.name)
 
     @property
     def note(self) -> str | None:
@@ -263,6 +271,17 @@ class Contributions(Measure):
 
     def values(self, chosen: slice) -> Values | SweptValues:
         return self._unrolled.contributions(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
+
+    def totals_by_input(
+        self, grouping: Grouping, owners: Int64[Tensor, "queries"], inputs: int
+    ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
+        """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper."""
+        queries, groups = len(self.queries), len(grouping)
+        if not by_matrix(self.layer, self._unrolled, queries=queries, inputs=inputs, groups=groups):
+            return None
+        parts = self._unrolled.group_parts(self.view.selection, grouping)
+        found = group_products(parts, self.queries, self._directions, self._bias_queries, owners, inputs=inputs)
+        return found, parts.counts
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:
@@ -323,7 +342,7 @@ class Spotlights(Mapping[str, Attention]):
         estimated, left_out = self.influence_layers()
         attentions = [self._attentions[name] for name in estimated]
         parts = [attention._influence_part(target, damping) for attention in attentions]
-        rows = [attention._forward.inputs_of(attention.layer.name, target) for attention in attentions]
+        rows = [attention.owners(target) for attention in attentions]
         return Influence(
             parts,
             [owners for owners, _ in rows],

@@ -19,14 +19,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.cell_sums import CellPartsReducer
 from spotlights.attention.grouping import Grouping
 from spotlights.attention.measure import View
-from spotlights.attention.reducers import Reducer
 from spotlights.attention.results import Label
 from spotlights.attention.scan import MAX_ROWS, Job, scan
 from spotlights.attention.unrolled import UnrolledNumbers
-from spotlights.dual_form import outer_sum
-from spotlights.memory.reader import ROWS, Block, LayerReader
+from spotlights.memory.reader import Block, LayerReader
 from spotlights.memory.selection import Between, Everything
 
 _NO_VALUES = torch.empty(0, 0)
@@ -76,63 +75,6 @@ class Cells:
         places = np.unravel_index(self._present.numpy(), sizes)
         labels = [grouping.labels for grouping in self._groupings]
         return list(zip(*([names[i] for i in place] for names, place in zip(labels, places, strict=True)), strict=True))
-
-
-class CellPartsReducer(Reducer):
-    """`Σ c δ⊗k` and `Σ c δ` for each cell, in float64: cells are large, and cancel each other."""
-
-    def __init__(
-        self,
-        layer: LayerReader,
-        cells: Cells,
-        weight: Float[Tensor, "steps"],
-        bias: Float[Tensor, "steps"],
-    ) -> None:
-        self._made_of = layer, cells, weight, bias
-        shape = layer.entry.matrix_shape
-        self.weights = torch.zeros(len(cells), *shape, dtype=torch.float64)
-        self.biases = torch.zeros(len(cells), shape[0], dtype=torch.float64)
-        self.counts = torch.zeros(len(cells), dtype=torch.int64)
-        dtype = layer.storage.compute_dtype
-        sizes = layer.entry.in_features, layer.entry.out_features
-        self._keys, self._errors = (torch.empty(ROWS, features, dtype=dtype) for features in sizes)
-        self._product = torch.empty(shape, dtype=dtype)
-
-    def fresh(self) -> CellPartsReducer:
-        return type(self)(*self._made_of)
-
-    def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        layer, cells, weight, bias = self._made_of
-        groups = layer.entry.groups
-        codes, steps = cells.codes(block), block.column("step")
-        for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            of_weight, of_bias = weight[steps[errors.place]], bias[steps[errors.place]]
-            if errors.scale is not None:
-                of_weight, of_bias = of_weight * errors.scale, of_bias * errors.scale
-            if keys.scale is not None:
-                of_weight = of_weight * keys.scale
-            here = codes[errors.place]
-            order = here.argsort(stable=True)
-            counts = torch.bincount(here, minlength=len(self.counts))
-            self.counts += counts
-            sorted_keys, sorted_errors = self._keys[: len(order)], self._errors[: len(order)]
-            torch.index_select(keys.rows, 0, order, out=sorted_keys)
-            torch.index_select(errors.rows, 0, order, out=sorted_errors)
-            of_bias = of_bias[order].to(sorted_errors.dtype)
-            ends = counts.cumsum(0).tolist()
-            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-                if end > first:
-                    self.biases[cell] += of_bias[first:end] @ sorted_errors[first:end]
-            sorted_errors *= of_weight[order].to(sorted_errors.dtype)[:, None]
-            for cell, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-                if end > first:
-                    outer_sum(sorted_errors[first:end], sorted_keys[first:end], groups, out=self._product)
-                    self.weights[cell] += self._product
-
-    def merge(self, other: CellPartsReducer) -> None:
-        self.weights += other.weights
-        self.biases += other.biases
-        self.counts += other.counts
 
 
 class GroupWeights:

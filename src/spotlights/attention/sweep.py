@@ -113,11 +113,13 @@ class ParameterSweep:
         if linear is None:
             return None
         logged, rule = self._log[s], self._rule
+        if rule.scalar:
+            return 1.0
         if logged.fresh:
             for name in set(rule.states) & set(state):
                 state[name].zero_()
         g = linear.gradient(raw, state.get(WEIGHTS))
-        P = 1.0 if rule.scalar else rule.precondition(logged, state, g)
+        P = rule.precondition(logged, state, g)
         moment = state.get(rule.moment) if rule.moment else None
         if WEIGHTS in state:
             state[WEIGHTS] = linear.next_weights(P, state[WEIGHTS], 0.0 if moment is None else moment, g)

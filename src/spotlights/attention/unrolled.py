@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.cell_sums import CellPartsReducer, CellSums, Groups
 from spotlights.attention.pairs import GroupedPairs, Pairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
@@ -43,6 +44,15 @@ class Parts:
         return linear_map(queries.double(), self.weight) + self.bias
 
 
+@dataclass(frozen=True)
+class GroupParts:
+    """What each of some groups of slots adds to a layer's weight and bias, in float64, and its number of slots."""
+
+    weights: Float[Tensor, "groups out_features in_group"]
+    biases: Float[Tensor, "groups out_features"]
+    counts: Int64[Tensor, "groups"]
+
+
 class Unrolled(ABC):
     """A layer as its initial part plus what its slots add."""
 
@@ -54,6 +64,10 @@ class Unrolled(ABC):
     @abstractmethod
     def parts(self, selection: Selection) -> Parts:
         """What some slots add to weight and bias."""
+
+    @abstractmethod
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        """The same for each group of them."""
 
     @abstractmethod
     def outputs(
@@ -96,6 +110,11 @@ class UnrolledNumbers(Unrolled):
         reducer = PartsReducer(entry.matrix_shape, self.weight, self._biases, groups=entry.groups)
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
         return Parts(reducer.weight, reducer.bias)
+
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        reducer = CellPartsReducer(self._layer, groups, self.weight, self.bias)
+        scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
+        return GroupParts(reducer.weights, reducer.biases, reducer.counts)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
@@ -168,6 +187,25 @@ class UnrolledMatrices(Unrolled):
                         bias += factor * of_bias
         self._initial = self._initial or Parts(*self._sweep.initial_after_sweep())
         return Parts(weight, biases)
+
+    @torch.no_grad()
+    def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
+        entry, sums = self._layer.entry, CellSums(self._layer)
+        weights = torch.zeros(len(groups), *entry.matrix_shape, dtype=torch.float64)
+        biases = torch.zeros(len(groups), entry.out_features, dtype=torch.float64)
+        counts = torch.zeros(len(groups), dtype=torch.int64)
+        for chunk in self._sweep.chunks(selection):
+            for step in chunk.steps:
+                if not len(step.block):
+                    continue
+                factor = torch.full((len(step.block),), step.factor, dtype=torch.float64)
+                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), factor, factor):
+                    for swept, of_step in zip(self._sweep.weights, step.weights, strict=True):
+                        part = of_weight[:, swept.columns]
+                        weights[group, :, swept.columns] += act(swept.side, of_step, part)
+                    biases[group] += step.bias * of_bias
+                    counts[group] += count
+        return GroupParts(weights, biases, counts)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
@@ -242,6 +280,38 @@ _QUERIES_FOR_THREADS = 4
 
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     """Unrolls the first `until` steps of a layer's log."""
+    rule = _rule_of(reader)
+    numbers = _numbers(reader, rule, layer, until) if rule.scalar else None
+    return numbers or UnrolledMatrices(reader, rule, layer, until)
+
+
+def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> UnrolledNumbers:
+    """The same with P left out: every step as a plain gradient step of its learning rate.
+
+    Under SGD that is what the layer is made of. Under other rules it is not, and is of use where P cancels out:
+    what P makes larger as an example is learned, it makes larger as the others make up for its absence.
+    """
+    rule = _rule_of(reader)
+    if rule.scalar and (numbers := _numbers(reader, rule, layer, until)) is not None:
+        return numbers
+    entry, log = reader.layer(layer).entry, reader.log(layer)
+    shapes = {name: (entry.out_features, at.stop - at.start) for name, at in entry.weight_columns.items()}
+    shapes |= dict.fromkeys(entry.bias_names, (entry.out_features,))
+    per_step = {name: torch.zeros(until, dtype=torch.float64) for name in shapes}
+    for name in entry.trained:
+        steps = rule.read(log.rule[name][:until])
+        signed = [-step.lr * rule.linear(step, shapes[name]).sign if step.active else 0.0 for step in steps]
+        per_step[name] = torch.tensor(signed, dtype=torch.float64) * log.factor[:until]
+    nothing = torch.zeros(entry.matrix_shape, dtype=torch.float64)
+    return UnrolledNumbers(
+        reader.layer(layer),
+        Parts(nothing, stacked([nothing[:, 0] for _ in entry.bias_names], entry.out_features)),
+        torch.stack([per_step[name] for name in entry.weight_columns]).mean(dim=0),  # alike, unless one is frozen
+        stacked([per_step[name] for name in entry.bias_names], until),
+    )
+
+
+def _rule_of(reader: MemoryReader) -> UpdateRule:
     manifest = reader.manifest
     reader.need_visits(
         "the error of each visit, which contributions, influence, weights and dual networks are made of",
@@ -259,13 +329,12 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
             f"{reader.directory} was recorded with errors=False: it has keys only. Scores, top and totals "
             "work; contributions, weights, masks and verify need a memory with errors."
         )
-    numbers = _numbers(reader, rule, layer, until) if rule.scalar else None
-    return numbers or UnrolledMatrices(reader, rule, layer, until)
+    return rule
 
 
 def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers | None:
     """None where the weights that make up the matrix were not treated alike: a step's factor is then no number."""
-    entry, log = reader.manifest.layers[layer], reader.log(layer)
+    entry, log = reader.layer(layer).entry, reader.log(layer)
     per_step, initial = {}, {}
     for name in (*entry.weight_columns, *entry.bias_names):
         value = reader.initial[f"{layer}/{name}"].double()

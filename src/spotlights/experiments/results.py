@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spotlights.errors import MemoryFormatError
+from spotlights.experiments.analyses.audit import Suspect
 from spotlights.experiments.analyses.cases import Case
 from spotlights.experiments.analyses.class_attention import ClassAttention, CrossTask
 from spotlights.experiments.analyses.interference import Forgetting
@@ -38,6 +39,7 @@ class Results:
     cases: list[Case] = field(default_factory=list)
     masks: list[Masked] = field(default_factory=list)
     forgetting: Forgetting | None = None
+    suspects: list[Suspect] = field(default_factory=list)
 
 
 def save_results(results: Any, folder: Path) -> Path:
@@ -84,10 +86,10 @@ def _plain_array(array: np.ndarray) -> list[Any]:
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
-    """The way back, led by the types of the fields. What an earlier version did not know has its default."""
+    """The way back, led by the types of the fields. What an older version did not write has its default."""
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        known = [each.name for each in fields(kind) if each.name in plain]
+        known = [each.name for each in fields(kind) if each.name in plain or not _has_default(each)]
         return typing.cast(Any, kind)(**{name: from_plain(hints[name], plain[name]) for name in known})
     array_type = getattr(kind, "array_type", None)
     if array_type is np.ndarray:
@@ -106,6 +108,10 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if kind is float:
         return float("nan") if plain is None else float(plain)
     return plain
+
+
+def _has_default(each: Field[Any]) -> bool:
+    return each.default is not MISSING or each.default_factory is not MISSING
 
 
 def _array(plain: Any, kind: Any) -> np.ndarray:

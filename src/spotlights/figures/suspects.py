@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from matplotlib.figure import Figure
 
 from spotlights.attention.suspects import NOTE, Suspects
@@ -29,12 +32,23 @@ def plot_suspects(
     called = names or {}
     pictures = []
     for row in list(suspects.rows())[:k]:
-        given, said = row.get(label), row["network says"]
-        above = "" if given is None else str(called.get(given, given))
-        answer = "–" if said is None else str(called.get(said, said))
-        below = f"says {answer}\n{row['example']} · {shown(row['suspicion'])}"
-        frame = AGAINST if said is not None and said != given else QUIET
-        pictures.append(Captioned(image_of(int(row["example"])), above, below, frame))
+        given, said = (
+            None if value is None else str(called.get(value, value)) for value in (row.get(label), row["network says"])
+        )
+        pictures.append(suspect_picture(image_of(int(row["example"])), given, said, row["example"], row["suspicion"]))
+    return plot_suspect_pictures(pictures)
+
+
+def suspect_picture(
+    pixels: np.ndarray, given: str | None, said: str | None, example: object, suspicion: float
+) -> Captioned:
+    """One suspect: its label above, what the network says below, a coloured frame where the two differ."""
+    below = f"says {said or '–'}\n{example} · {shown(suspicion)}"
+    return Captioned(pixels, given or "", below, AGAINST if said is not None and said != given else QUIET)
+
+
+def plot_suspect_pictures(pictures: Sequence[Captioned]) -> Figure:
+    """Ten in a row."""
     lines = [pictures[start : start + _ACROSS] for start in range(0, len(pictures), _ACROSS)]
     with style():
         figure = new_figure(11.0, 1.75 * max(len(lines), 1) + 0.4)

@@ -6,16 +6,17 @@ watches a weight, `torch.nn.functional.linear` tells of its uses; what it comput
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
+from spotlights.layers.untraced import Untraced
 
 Use = Callable[[Tensor, Tensor, slice], Tensor]
 """Told of a use: the input, the output, and which rows of the weight it was; gives the output to go on with."""
@@ -32,10 +33,7 @@ _watched: dict[int, list[_Watched]] = {}
 
 
 def _telling_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    output = _plain_linear(input, weight, bias)
-    if torch.compiler.is_compiling():
-        return _tell_outside(input, weight, output)
-    return _tell(input, weight, output)
+    return _teller(input, weight, _plain_linear(input, weight, bias))
 
 
 def _tell(input: Tensor, weight: Tensor, output: Tensor) -> Tensor:
@@ -47,9 +45,7 @@ def _tell(input: Tensor, weight: Tensor, output: Tensor) -> Tensor:
     return output
 
 
-def _tell_outside(input: Tensor, weight: Tensor, output: Tensor) -> Tensor:
-    """Where a compiler traces: its graph ends here."""
-    return torch.compiler.disable(_tell, reason="Spotlights records uses of weights")(input, weight, output)
+_teller: Callable[[Tensor, Tensor, Tensor], Tensor] = _tell
 
 
 def _rows(whole: Tensor, part: Tensor) -> slice | None:
@@ -68,7 +64,7 @@ class WatchHandle:
 
     def remove(self) -> None:
         weight = id(self._watched.weight)
-        _watched[weight].remove(self._watched)
+        _watched[weight] = [each for each in _watched[weight] if each is not self._watched]
         if not _watched[weight]:
             del _watched[weight]
         if not _watched:
@@ -77,6 +73,9 @@ class WatchHandle:
 
 def watch(weight: nn.Parameter, use: Use) -> WatchHandle:
     """Tells of every `F.linear` with this weight or with some of its rows, until the handle is removed."""
+    global _teller
+    if "torch._dynamo" in sys.modules:  # else there is nothing compiled, and loading it takes its time
+        _teller = Untraced(_tell)
     watched = _Watched(weight, use)
     _watched.setdefault(id(weight), []).append(watched)
     F.linear = _telling_linear

@@ -149,10 +149,10 @@ class LstmAdapter(_RecurrentAdapter):
         ((name, key),) = keys.items()
         weight_hh = direction.weight_hh.detach()
         matrix = torch.cat([direction.weight_ih.detach(), weight_hh], dim=1)
-        gates = key @ matrix.T
-        for bias in (direction.bias_ih, direction.bias_hh):
-            if bias is not None:
-                gates += bias.detach()
+        bias = None
+        if direction.bias_ih is not None and direction.bias_hh is not None:
+            bias = direction.bias_ih.detach() + direction.bias_hh.detach()
+        gates = nn.functional.linear(key, matrix, bias)
         made = lstm_errors(gates, weight_hh, times, starts[1], *gradients, cells_are_whole=cells_are_whole)
         return {name: made}, made
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -27,11 +27,12 @@ Starts = Float[Tensor, "sequences hidden"]
 class Step(NamedTuple):
     """One step of a direction."""
 
-    rows: slice
-    before: slice
-    """The rows of the step before it, for as many sequences as had one."""
-    fresh: slice
-    """Which sequences begin here; they are the last ones of the rows."""
+    at: int
+    """Its number in time."""
+    before: int
+    """The number of the step that the direction took before it."""
+    old: int
+    """How many sequences had that one. The others, the last ones of this step, begin here."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,26 @@ class Times:
     @cached_property
     def steps(self) -> list[Step]:
         """In the order in which the layer takes them."""
-        rows = [slice(start, end) for start, end in pairwise(accumulate(self.sizes, initial=0))]
-        order = range(len(rows) - 1, -1, -1) if self.reverse else range(len(rows))
-        found, last, count = [], slice(0, 0), 0
+        order = range(len(self.sizes) - 1, -1, -1) if self.reverse else range(len(self.sizes))
+        found, before, count = [], order[0], 0
         for at in order:
-            old = min(count, self.sizes[at])
-            found.append(Step(rows[at], slice(last.start, last.start + old), slice(old, self.sizes[at])))
-            last, count = rows[at], self.sizes[at]
+            found.append(Step(at, before, min(count, self.sizes[at])))
+            before, count = at, self.sizes[at]
         return found
+
+    def split(self, rows: Float[Tensor, "rows features"]) -> list[Float[Tensor, "_ features"]]:
+        """The rows of each step, as views: to cut them in the loop would cost as much as what it computes."""
+        return list(rows.split(list(self.sizes)))
+
+    def before(
+        self, step: Step, states: list[Float[Tensor, "_ hidden"]], start: Starts
+    ) -> Float[Tensor, "some hidden"]:
+        """The states that a step begins with."""
+        size = self.sizes[step.at]
+        old = states[step.before][: step.old] if step.old != self.sizes[step.before] else states[step.before]
+        if step.old == size:
+            return old
+        return start[:size] if step.old == 0 else torch.cat([old, start[step.old : size]])
 
     @cached_property
     def last_rows(self) -> Int64[Tensor, "sequences"]:
@@ -65,20 +78,14 @@ class Times:
             found[:size] = torch.arange(start, start + size)
         return found
 
-    def before(self, step: Step, states: States, start: Starts) -> Float[Tensor, "some hidden"]:
-        """The states that a step begins with."""
-        if step.fresh.start == step.fresh.stop:
-            return states[step.before]
-        fresh = start[step.fresh]
-        return fresh if step.before.start == step.before.stop else torch.cat([states[step.before], fresh])
-
     def all_before(self, states: States, start: Starts) -> States:
         """The states that all steps begin with, in the order of the rows."""
-        steps = reversed(self.steps) if self.reverse else self.steps
         if self.sizes[0] == self.sizes[-1]:
             first, rest = (states[self.sizes[0] :], start) if self.reverse else (start, states[: -self.sizes[0]])
             return torch.cat([first, rest])
-        return torch.cat([self.before(step, states, start) for step in steps])
+        steps = reversed(self.steps) if self.reverse else self.steps
+        by_step = self.split(states)
+        return torch.cat([self.before(step, by_step, start) for step in steps])
 
     def from_the_end(self, states: States | None, last: Starts | None, like: States) -> States:
         """A gradient of all states, to which that of the last ones has been added; new memory."""
@@ -115,8 +122,9 @@ def lstm_errors(
     gates[:, 3 * hidden :].sigmoid_()
     i, f, g, o = gates.split(hidden, dim=1)
     cells = i * g
+    cell_steps, forget_steps = times.split(cells), times.split(f)
     for step in times.steps:
-        cells[step.rows].addcmul_(f[step.rows], times.before(step, cells, cell_start))
+        cell_steps[step.at].addcmul_(forget_steps[step.at], times.before(step, cell_steps, cell_start))
     # What a gate's error is for a gradient of 1 at the cell (for the output gate: at the state).
     errors = torch.empty_like(gates)
     of_i, of_f, of_g, of_o = errors.split(hidden, dim=1)
@@ -127,16 +135,18 @@ def lstm_errors(
     squashed = cells.tanh_()
     aten.sigmoid_backward.grad_input(squashed, o, grad_input=of_o)
     to_cell = aten.tanh_backward.grad_input(o, squashed, grad_input=squashed)
-    through_cell = errors[:, : 3 * hidden].unflatten(1, (3, hidden))
-    for rows, before, _ in reversed(times.steps):
-        of_state, of_cell = state_gradient[rows], cell_gradient[rows]
+    through_cell = [each.unflatten(1, (3, hidden)) for each in times.split(errors[:, : 3 * hidden])]
+    error_steps, through_state, to_cell_steps = times.split(errors), times.split(of_o), times.split(to_cell)
+    state_steps, cell_steps = times.split(state_gradient), times.split(cell_gradient)
+    for at, before, old in reversed(times.steps):
+        of_state, of_cell = state_steps[at], cell_steps[at]
         if not cells_are_whole:
-            of_cell.addcmul_(of_state, to_cell[rows])
-        through_cell[rows].mul_(of_cell[:, None])
-        of_o[rows].mul_(of_state)
-        if old := before.stop - before.start:
-            state_gradient[before].addmm_(errors[rows][:old], weight_hh)
-            cell_gradient[before].addcmul_(of_cell[:old], f[rows][:old])
+            of_cell.addcmul_(of_state, to_cell_steps[at])
+        through_cell[at].mul_(of_cell[:, None])
+        through_state[at].mul_(of_state)
+        if old:
+            state_steps[before][:old].addmm_(error_steps[at][:old], weight_hh)
+            cell_steps[before][:old].addcmul_(of_cell[:old], forget_steps[at][:old])
     return errors
 
 
@@ -168,10 +178,12 @@ def gru_errors(
     of_z = aten.sigmoid_backward(before - n, z)
     of_r = aten.sigmoid_backward(of_n * from_state, r)
     errors = torch.cat([of_r, of_z, of_n * r], dim=1)
-    parts = errors.unflatten(1, (3, hidden))
-    for rows, earlier, _ in reversed(times.steps):
-        of_state = state_gradient[rows]
-        parts[rows].mul_(of_state[:, None])
-        if old := earlier.stop - earlier.start:
-            state_gradient[earlier].addmm_(errors[rows][:old], weight_hh).addcmul_(of_state[:old], z[rows][:old])
+    parts = [each.unflatten(1, (3, hidden)) for each in times.split(errors)]
+    error_steps, state_steps, keep_steps = times.split(errors), times.split(state_gradient), times.split(z)
+    for at, earlier, old in reversed(times.steps):
+        of_state = state_steps[at]
+        parts[at].mul_(of_state[:, None])
+        if old:
+            to_state = state_steps[earlier][:old].addmm_(error_steps[at][:old], weight_hh)
+            to_state.addcmul_(of_state[:old], keep_steps[at][:old])
     return torch.cat([errors[:, : 2 * hidden], of_n.mul_(state_gradient)], dim=1), errors

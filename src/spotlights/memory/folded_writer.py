@@ -10,6 +10,8 @@ checkpoint before.
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import queue
 import time
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from spotlights.errors import TooLargeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import FIRST_STEP, LAST_STEP, VISITS, ColumnTable
 from spotlights.memory.folding import FoldedLayer
@@ -33,6 +36,8 @@ from spotlights.memory.writer import MemoryWriter, next_number, take_lock
 SNAPSHOT_SECONDS = 60.0
 SNAPSHOT_SHARE = 1 / 50
 """Snapshots that nobody asked for take at most this share of the time."""
+MEMORY_SHARE = 1 / 2
+"""Sums may take this share of the machine's main memory; beyond it, recording stops rather than training."""
 _WAITING = 32
 """So many portions may wait to be added up, each a sixteenth of a segment: as much as two segments elsewhere."""
 
@@ -127,6 +132,7 @@ class FoldedWriter(MemoryWriter):
                 for rows in layer.rows:
                     self._sums[name].add(rows.keys.numpy(), rows.columns, record.step)
                     self._pool.give(rows.keys)
+            self._need_room()
         self._last = (
             steps[-1].step,
             {
@@ -138,11 +144,20 @@ class FoldedWriter(MemoryWriter):
         if time.monotonic() >= self._next_snapshot:
             self._snapshot(asked=False)
 
+    def _need_room(self) -> None:
+        taken, room = sum(sums.nbytes for sums in self._sums.values()), MEMORY_SHARE * main_memory()
+        if taken > room:
+            self._sums.clear()
+            raise TooLargeError(
+                f"the running sums take {taken / 1e9:.1f} GB, and {room / 1e9:.1f} GB of main memory can be spared for "
+                "them; fold fewer layers (layers=…)"
+            )
+
     def _snapshot(self, *, asked: bool, only: bool = False) -> None:
         """Commits the sums as they are. `only`: no earlier snapshot is kept beside this one."""
         fold = _fold(self._manifest)
         if self._last is None:
-            asked = asked or fold.asked
+            asked = (asked or fold.asked) and fold.steps > 0
             self._replace(fold=dataclasses.replace(fold, asked=asked, earlier=None if only else fold.earlier))
             self._delete_strays()
             return
@@ -193,6 +208,14 @@ class FoldedWriter(MemoryWriter):
         for stray in (self.directory / "segments").iterdir():
             if stray not in listed:
                 stray.unlink()
+
+
+def main_memory() -> float:
+    """The machine's main memory, in bytes."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # pragma: no cover - not on Windows
+        return math.inf
 
 
 def snapshots(manifest: Manifest) -> list[Snapshot]:

@@ -18,6 +18,7 @@ from spotlights.memory.columns import FIRST_STEP, LAST_STEP, MAX_POSITIONS, VISI
 
 _PAGE_BITS = 8
 _NOWHERE = -1
+_IDENTITY = frozenset({"example", "position"})
 _SHORT_RUN = 8
 """Below so many rows in a row, slices cost more than they save."""
 
@@ -85,6 +86,11 @@ class FoldedLayer:
     def __len__(self) -> int:
         return self._places.count
 
+    @property
+    def nbytes(self) -> int:
+        """What the sums take in main memory."""
+        return len(self) * self._features * self._dtype.itemsize
+
     def add(
         self, keys: Float[np.ndarray, "rows features"], columns: Mapping[str, Shaped[np.ndarray, "rows"]], step: int
     ) -> None:
@@ -99,7 +105,9 @@ class FoldedLayer:
         first[rows[fresh]] = step
         last[rows] = step
         np.add.at(visits, rows, 1)
-        for name in {*columns, *self._columns} - {VISITS, FIRST_STEP, LAST_STEP}:
+        for name in columns.keys() & _IDENTITY:
+            self._column(name)[rows[fresh]] = columns[name][fresh]
+        for name in (columns.keys() | self._columns.keys()) - _IDENTITY - {VISITS, FIRST_STEP, LAST_STEP}:
             self._agree(name, rows, fresh, columns.get(name))
 
     def load(self, keys: Float[np.ndarray, "rows features"], columns: Mapping[str, Shaped[np.ndarray, "rows"]]) -> None:

@@ -85,6 +85,11 @@ class LayerEntry:
         return {**found, **dict(zip(self.bias_names, biases, strict=True))}
 
     @property
+    def rounding(self) -> float:
+        """The relative error of a slot's numbers: of their storage, and of the arithmetic that made them."""
+        return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
+
+    @property
     def stretches(self) -> dict[str, slice]:
         """Where the parts of a key lie in it; one that is one thing has one part, without a name."""
         found, start = {}, 0
@@ -92,11 +97,6 @@ class LayerEntry:
             found[name] = slice(start, start + size)
             start += size
         return found
-
-    @property
-    def rounding(self) -> float:
-        """The relative error of a slot's numbers: of their storage, and of the arithmetic that made them."""
-        return max(storage_named(self.storage).rounding, _ROUNDING.get(self.computed or self.dtype, 0.0))
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -301,15 +301,11 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
     if not (isinstance(manifest.ranks, int) and isinstance(manifest.rank, int) and 0 <= manifest.rank < manifest.ranks):
         raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
-    step = 0
-    for segment in manifest.segments:
-        if manifest.fold is None and (segment.first_step != step or segment.end_step <= segment.first_step):
-            raise ValueError(
-                f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to start at {step}"
-            )
-        step = segment.end_step
-        if manifest.fold is not None and step != manifest.fold.steps:
-            raise ValueError(f"{segment.file} is as of step {step}, expected {manifest.fold.steps}")
+    if manifest.fold is None:
+        _check_steps(manifest.segments)
+    else:
+        _check_fold(manifest.fold, manifest.segments)
+    for segment in (entry for entry in files if isinstance(entry, SegmentEntry)):
         if set(segment.slots) != set(manifest.layers) or set(segment.keys) != set(manifest.layers):
             raise ValueError(f"{segment.file} does not have the layers of the memory")
         if any(not isinstance(n, int) or n < 0 for n in (*segment.slots.values(), *segment.keys.values())):
@@ -330,3 +326,25 @@ def _check(manifest: Manifest) -> None:
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")
+
+
+def _check_steps(segments: list[SegmentEntry]) -> None:
+    step = 0
+    for segment in segments:
+        if segment.first_step != step or segment.end_step <= segment.first_step:
+            raise ValueError(
+                f"{segment.file} has steps {segment.first_step} to {segment.end_step}, expected to start at {step}"
+            )
+        step = segment.end_step
+
+
+def _check_fold(fold: FoldEntry, segments: list[SegmentEntry]) -> None:
+    if fold.by != "example":
+        raise ValueError(f"it is folded by {fold.by!r}, which is unknown")
+    kept = Snapshot(fold.steps, fold.asked, segments)
+    for snapshot in [kept] if fold.earlier is None else [kept, fold.earlier]:
+        if not all(isinstance(step, int) and step >= 0 for step in (fold.from_step, snapshot.steps)):
+            raise ValueError(f"it is folded from step {fold.from_step!r} to {snapshot.steps!r}")
+        for segment in snapshot.segments:
+            if segment.end_step != snapshot.steps:
+                raise ValueError(f"{segment.file} is as of step {segment.end_step}, expected {snapshot.steps}")

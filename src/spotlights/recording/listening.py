@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
 from spotlights.layers.adapter import tensors_of
 from spotlights.layers.functional import watch
+from spotlights.layers.untraced import Untraced
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.passes import Part, Parts, Passes
-from spotlights.recording.untraced import Untraced
 
 MODULE = "module"
 """The column that says which module a slot is of, where several kinds share a weight."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spotlights.layers import Call
-from spotlights.recording.untraced import Untraced
+from spotlights.layers.untraced import Untraced
 
 _HELD_BYTES = 32 << 20
 """What is noted may take so much memory; then it is copied before the pass ends."""

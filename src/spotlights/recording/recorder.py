@@ -29,6 +29,7 @@ from spotlights.errors import (
     SpotlightsWarning,
     UnsupportedError,
 )
+from spotlights.layers.untraced import Untraced, compiled_graphs
 from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
@@ -48,7 +49,6 @@ from spotlights.recording.listening import Handle
 from spotlights.recording.passes import Passes
 from spotlights.recording.processes import Processes
 from spotlights.recording.resuming import matching_step
-from spotlights.recording.untraced import Untraced, compiled_graphs
 
 
 def record(

@@ -16,6 +16,7 @@ from spotlights.report.gather import Group, Language, sorted_out
 from spotlights.report.language import language_section
 from spotlights.report.pictures import (
     Shown,
+    audit_figures,
     case_figures,
     describe,
     forgetting_figures,
@@ -61,6 +62,12 @@ mark {{ background: {MARK}; padding: 0 .08em; border-radius: .15em; }}
 footer {{ margin-top: 4rem; color: {QUIET}; font-size: .85rem; }}
 @media print {{ h2 {{ break-before: page; }} figure, table {{ break-inside: avoid; }} }}
 """
+
+
+_SUSPECTS = """<h3>Suspicious labels</h3>
+<p class="lead">Training images by the sum over their visits of the norm of the last layer's error: what the network
+kept disagreeing with. A ranking, not a verdict: hard and rare images rank high too.
+As many as you like, as a page and CSV: <code>spotlights audit RUN/run.memory --data mnist</code>.</p>"""
 
 
 def write_report(runs: Iterable[Path], out: Path) -> Path:
@@ -133,6 +140,10 @@ def _section(group: Group, out: Path) -> str:
         head = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
         parts.append(tables.html_table(head, tables.cross_task_rows(group), numbers_from=3))
     parts += [embedded(shown, out) for shown in test_set_figures(results, run, group.name)]
+    suspects = [embedded(shown, out) for shown in audit_figures(results, group.name)]
+    if suspects:
+        parts.append(_SUSPECTS)
+        parts += suspects
     for index, case in enumerate(results.cases):
         parts.append(f"<h3>{escape(describe(results, case))}</h3>")
         prefix = f"{group.name}-{index + 1}"

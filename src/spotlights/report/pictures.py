@@ -22,6 +22,7 @@ from spotlights.figures.over_time import CaseTimeline, Timeline, plot_case_over_
 from spotlights.figures.palette import colours
 from spotlights.figures.shares import plot_accuracies, plot_shares
 from spotlights.figures.signed import SignedPanel, plot_signed
+from spotlights.figures.suspects import plot_suspect_pictures, suspect_picture
 
 SHORT = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
 """Names that would not fit below a bar."""
@@ -248,6 +249,25 @@ def test_set_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[S
             switch=run.settings.get("switch"),
         ),
     )
+
+
+# -- labels -------------------------------------------------------------------------------------
+
+
+def audit_figures(results: Results, prefix: str) -> Iterator[Shown]:
+    """The training images that look mislabelled; nothing for runs that kept no audit."""
+    if results.suspects:
+        pictures = []
+        for each in results.suspects:
+            names = class_names(results, each.source)
+            said = None if each.says is None else names[each.says]
+            pictures.append(suspect_picture(each.pixels, names[each.label], said, each.example, each.suspicion))
+        yield Shown(
+            f"{prefix}-suspects",
+            f"The {len(pictures)} training images that the network disagreed with most, added up over all visits. "
+            "Above: the label it was trained with. Below: what the network says, the example's id, its suspicion.",
+            plot_suspect_pictures(pictures),
+        )
 
 
 # -- forgetting ---------------------------------------------------------------------------------

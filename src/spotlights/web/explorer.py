@@ -89,6 +89,9 @@ class Explorer:
 
     def _open(self) -> Opened:
         memory = self.subject.reopen()
+        memory._view.reader.need_visits(
+            "the visits that the explorer shows", "Ask attend(model, inputs) for top or totals"
+        )
         model = self.subject.network(memory).eval()
         self._count += 1
         opened = Opened(memory, model, groups_of(memory), self._count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spotlights.experiments.analyses.audit import audit
 from spotlights.experiments.analyses.cases import Wanted, cases
 from spotlights.experiments.analyses.categories import total_scores
 from spotlights.experiments.analyses.class_attention import class_attention, cross_task
@@ -31,4 +32,5 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
         cross_task=cross_task(totals),
         over_time=timeline,
         cases=shown,
+        suspects=audit(trained),
     )

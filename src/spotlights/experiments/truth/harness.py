@@ -24,11 +24,11 @@ from spotlights.experiments.truth.ground_truth import halves, retrained
 from spotlights.experiments.truth.methods import METHODS, Answer, ask
 from spotlights.experiments.truth.mislabelled import Mislabelled, find_mislabelled
 from spotlights.experiments.truth.recorded import Recorded, record, train_plainly
-from spotlights.experiments.truth.removal import Removal, removal_curve
-from spotlights.experiments.truth.scoring import Score, ceiling, lds
+from spotlights.experiments.truth.removal import Removal, draw, removal_curve
+from spotlights.experiments.truth.scoring import Score, ceiling, lds, predictions, redrawn, score_of
 from spotlights.experiments.truth.settings import Data, prepare, setting_named
 
-FILE = "truth.json"
+FILE, PICTURE = "truth.json", "removal.png"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Row:
     method: str
     fresh: Score
     """LDS against networks with initial weights and orders of their own."""
+    behind: Score | None
+    """How much less that is than influence's, paired: the halves are drawn anew for both at once."""
     held_out: Score
     """The same on the second half of test images and subsets: nothing was chosen there."""
     same: Score | None
@@ -68,8 +70,8 @@ class Truth(Printable):
         return asdict(self)
 
     def table(self) -> Any:
-        names = ["method", "LDS, fresh seeds", "held-out half", "same init and order", "seconds"]
-        rows = [[r.method, r.fresh, r.held_out, r.same or "–", f"{r.seconds:.1f}"] for r in self.rows]
+        names = ["method", "LDS, fresh seeds", "behind influence", "held-out half", "same init and order", "seconds"]
+        rows = [[r.method, r.fresh, r.behind or "–", r.held_out, r.same or "–", f"{r.seconds:.1f}"] for r in self.rows]
         notes = [
             f"{self.retrains} retrained halves; a plain training run took {self.plain_seconds:.1f} s, "
             f"a recorded one {self.recorded_seconds:.1f} s"
@@ -96,7 +98,7 @@ def evaluate(
     """Records, retrains, asks and compares.
 
     Args:
-        name: a setting: mnist-mlp, fashion-mlp, mnist-cnn.
+        name: a setting: mnist-mlp, fashion-mlp, mnist-cnn-sgd, mnist-cnn, mnist-mlp-adam.
         out: the folder; goes on with what lies there.
         retrains: networks retrained on random halves with fresh seeds.
         again: how many of them once more with other seeds, for the best possible score.
@@ -123,11 +125,15 @@ def evaluate(
     rest, later = slice(setting.test_images // 2, None), slice(retrains // 2, None)
     rows = []
     with stage("comparing"):
-        for answer in kept_answers(folder):
+        answers = list(kept_answers(folder))
+        drawn = {each.method: redrawn(predictions(each.scores, members), fresh) for each in answers}
+        for answer in answers:
+            mine, best = drawn[answer.method], drawn.get("influence")
             rows.append(
                 Row(
                     answer.method,
-                    lds(answer.scores, members, fresh),
+                    score_of(mine),
+                    None if best is None or best is mine else score_of(best - mine),
                     lds(answer.scores[rest], members[later], fresh[later, rest]),
                     None if alike is None else lds(answer.scores, members[: len(alike)], alike),
                     answer.seconds,
@@ -145,6 +151,8 @@ def evaluate(
         find_mislabelled(setting, data, folder) if mislabelled else None,
         removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
     )
+    if found.removal:
+        draw(found.removal, removals, folder / PICTURE)
     (folder / FILE).write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
     return found
 

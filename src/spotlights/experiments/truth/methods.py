@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from spotlights.attention.per_input import PerInput
 from spotlights.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of
 from spotlights.experiments.truth.settings import Data
 
@@ -31,8 +32,9 @@ def influence(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
 def contributions(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """All layers added up: exact in the last one, first order in the others."""
     spot, target = ask_about(data, recorded), margin_of(data)
-    parts = [in_order(spot[layer].contributions(target).totals("example"), data) for layer in spot]
-    return sum(parts[1:], parts[0])
+    owners = [attention.owners(target)[0] for attention in spot.values()]
+    parts = [attention.contributions(target) for attention in spot.values()]
+    return in_order(PerInput(parts, owners, inputs=len(data.test_labels)).totals("example"), data)
 
 
 def scores(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:

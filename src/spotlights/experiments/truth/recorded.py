@@ -54,7 +54,7 @@ def record(setting: Setting, data: Data, folder: Path, seed: int = 0) -> Recorde
         model = initial_network(setting, seed)
         optimizer = optimizer_of(setting, model)
         started = time.perf_counter()
-        with sl.record(model, optimizer, folder / MEMORY, overwrite=True) as recorder:
+        with sl.record(model, optimizer, folder / MEMORY, dtype=setting.dtype, overwrite=True) as recorder:
             for epoch in epoch_orders(len(data), setting.epochs, seed):
                 for batch in epoch.split(setting.batch):
                     recorder.batch(example=data.ids[batch], label=data.labels[batch])

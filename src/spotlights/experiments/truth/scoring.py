@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+DRAWS = 100
+
 
 @dataclass(frozen=True)
 class Score:
@@ -53,23 +55,37 @@ def lds(
     members: Bool[Tensor, "subsets train"],
     truth: Float[Tensor, "subsets test"],
     *,
-    draws: int = 100,
+    draws: int = DRAWS,
 ) -> Score:
     """The linear datamodeling score: its mean over test images."""
     return correlation(predictions(scores, members), truth, draws=draws)
 
 
 def correlation(
-    first: Float[Tensor, "subsets test"], second: Float[Tensor, "subsets test"], *, draws: int = 100
+    first: Float[Tensor, "subsets test"], second: Float[Tensor, "subsets test"], *, draws: int = DRAWS
 ) -> Score:
     """The mean rank correlation over test images."""
+    return score_of(redrawn(first, second, draws=draws))
+
+
+def redrawn(
+    first: Float[Tensor, "subsets test"], second: Float[Tensor, "subsets test"], *, draws: int = DRAWS
+) -> Float[Tensor, "drawn"]:
+    """The mean rank correlation, followed by the same for subsets drawn anew, with replacement.
+
+    The draws are the same for whatever is compared: differences of two such rows are paired.
+    """
     generator = torch.Generator().manual_seed(0)
-    drawn = []
+    found = [spearman(first, second).mean()]
     for _ in range(draws):
         chosen = torch.randint(len(first), (len(first),), generator=generator)
-        drawn.append(spearman(first[chosen], second[chosen]).mean())
-    error = float(torch.stack(drawn).std()) if draws > 1 else float("nan")
-    return Score(float(spearman(first, second).mean()), error)
+        found.append(spearman(first[chosen], second[chosen]).mean())
+    return torch.stack(found)
+
+
+def score_of(drawn: Float[Tensor, "drawn"]) -> Score:
+    """A score, or a paired difference of two, from what `redrawn` gives."""
+    return Score(float(drawn[0]), float(drawn[1:].std()) if len(drawn) > 2 else float("nan"))
 
 
 def ceiling(first: Float[Tensor, "subsets test"], again: Float[Tensor, "subsets test"]) -> Score:

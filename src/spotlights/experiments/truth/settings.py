@@ -51,6 +51,8 @@ class Setting:
     """Of SGD."""
     batch: int = 64
     epochs: int = 50
+    dtype: str = "float32"
+    """How keys and errors are kept; float32 is exact here."""
 
 
 def _mnist_mlp() -> nn.Module:
@@ -64,6 +66,7 @@ SETTINGS = {
         Setting(name="fashion-mlp", data="fashion-mnist", network=_mnist_mlp),
         Setting(name="mnist-cnn-sgd", data="mnist", network=SmallCNN, epochs=20),
         Setting(name="mnist-cnn", data="mnist", network=SmallCNN, optimizer="adam", lr=1e-3, epochs=15),
+        Setting(name="mnist-mlp-adam", data="mnist", network=_mnist_mlp, optimizer="adam", lr=1e-3, epochs=15),
     )
 }
 
