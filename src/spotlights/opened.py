@@ -286,20 +286,23 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        uses = {name: {name, *entry.turned} for name, entry in reader.manifest.layers.items()}
-        wanted = set().union(*uses.values()) if layers is None else set(layers)
-        for name in wanted.difference(*uses.values()):
-            reader.layer(name)  # an unknown one gets its error here
-        entries = {name: entry for name, entry in reader.manifest.layers.items() if uses[name] & wanted}
+        entries = reader.manifest.layers
+        if layers is not None:
+            entries = {name: entry for name, entry in entries.items() if name in layers or entry.turned}
         forward = ForwardPass(model, inputs, entries)
+        for name in layers or ():
+            if name not in forward.turned:
+                reader.layer(name)  # an unknown one gets its error here
         attentions = {
             name: Attention(self._view, reader.layers[name], forward, kernel, part=part)
-            for name in entries
-            if name in wanted and forward.calls[name].queries and (part is None or part in entries[name].parts)
+            for name, entry in entries.items()
+            if forward.calls[name].queries and (part is None or part in entry.parts)
         }
         for use, name in forward.turned.items():
-            if use in wanted and forward.calls[use].queries and part is None:
+            if forward.calls[use].queries and part is None:
                 attentions[use] = Attention(self._view, reader.layers[name], forward, kernel, use=use)
+        if layers is not None:
+            attentions = {name: attention for name, attention in attentions.items() if name in layers}
         return Spotlights(attentions, forward.output)
 
     def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:
