@@ -207,8 +207,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="mnist-single, mnist-joint, mnist-continual, mnist-cnn, aesop-char, aesop-gpt, wikitext2-word, char-lm "
-            "or word-lm.",
+            help="mnist-single, mnist-joint, mnist-continual, mnist-cnn, aesop-char, aesop-gpt, wikitext2-word, "
+            "char-lm or word-lm.",
             show_default=False,
         ),
     ] = None,
