@@ -207,7 +207,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="mnist-single, mnist-joint, mnist-continual, aesop-char, wikitext2-word, char-lm or word-lm.",
+            help="mnist-single, mnist-joint, mnist-continual, mnist-cnn, aesop-char, aesop-gpt, wikitext2-word, "
+            "char-lm or word-lm.",
             show_default=False,
         ),
     ] = None,
@@ -278,6 +279,13 @@ def passages(
         str | None,
         typer.Option(help="Only by x, the token itself, or h, what was read before it.", show_default=False),
     ] = None,
+    measure: Annotated[
+        str, typer.Option(help="score, or contribution: what the passages add to the logit of the next token.")
+    ] = "score",
+    toward: Annotated[
+        str | None,
+        typer.Option(help="With contribution: the next token; what the network says by default.", show_default=False),
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
     around: Annotated[
         int | None,
@@ -289,6 +297,14 @@ def passages(
     with _plain_errors():
         from spotlights.experiments.language import asking, opening
 
+        if measure not in ("score", "contribution"):
+            raise SettingError(f'--measure {measure}: there are "score" and "contribution".')
+        if toward is not None and measure == "score":
+            raise SettingError("--toward is for --measure contribution: scores are toward nothing.")
+        if measure == "contribution" and (last > 1 or part is not None):
+            raise SettingError(
+                "Contributions are those of the last token and of whole keys: leave out --last and --part."
+            )
         if (prompt is None) == (source is None) or (source is None) != (at is None):
             raise SettingError("Give --prompt 'some text', or --query-from test --at 1234.")
         with _waiting("Reading the keys of every position"):
@@ -299,8 +315,11 @@ def passages(
                 assert source is not None
                 assert at is not None
                 tokens = asking.before(trained.data, source, at, settings.context)
-            asked = range(-min(last, len(tokens)), 0)
-            found = asking.passages(trained, tokens, asked=asked, k=k, kernel=kernel, part=part, around=around)
+            if measure == "contribution":
+                found = asking.passages_toward(trained, tokens, token=toward, k=k, around=around)
+            else:
+                asked = range(-min(last, len(tokens)), 0)
+                found = asking.passages(trained, tokens, asked=asked, k=k, kernel=kernel, part=part, around=around)
     _print_json(found.as_dict()) if as_json else _print(found)
 
 

@@ -259,12 +259,22 @@ class Memory:
 
     # -- questions -----------------------------------------------------------------------------
 
-    def attend(self, model: nn.Module, inputs: Any, *, kernel: str = "dot", part: str | None = None) -> Spotlights:
+    def attend(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        layers: Sequence[str] | None = None,
+        kernel: str = "dot",
+        part: str | None = None,
+    ) -> Spotlights:
         """Runs the model once on the inputs; gives each layer's attention over the slots of this view.
 
         Args:
             model: the trained network. It is run in eval mode and left as it was.
             inputs: a batch (a tensor), or a tuple or dict of the model's arguments.
+            layers: only these; a convolution has a query for each position of each input, so many inputs fill the
+                main memory.
             kernel: "dot" is what the network computes; the others are for looking. "cosine" takes no account of how
                 large a key is, "cosine-parts" adds up the cosines of the parts of a key that is put together of several
                 (`[x; h]` of a recurrent layer), "softmax" is that of transformers.
@@ -276,15 +286,23 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        forward = ForwardPass(model, inputs, reader.manifest.layers)
+        entries = reader.manifest.layers
+        if layers is not None:
+            entries = {name: entry for name, entry in entries.items() if name in layers or entry.turned}
+        forward = ForwardPass(model, inputs, entries)
+        for name in layers or ():
+            if name not in forward.turned:
+                reader.layer(name)  # an unknown one gets its error here
         attentions = {
-            name: Attention(self._view, layer, forward, kernel, part=part)
-            for name, layer in reader.layers.items()
-            if forward.calls[name].queries and (part is None or part in layer.entry.parts)
+            name: Attention(self._view, reader.layers[name], forward, kernel, part=part)
+            for name, entry in entries.items()
+            if forward.calls[name].queries and (part is None or part in entry.parts)
         }
         for use, name in forward.turned.items():
             if forward.calls[use].queries and part is None:
                 attentions[use] = Attention(self._view, reader.layers[name], forward, kernel, use=use)
+        if layers is not None:
+            attentions = {name: attention for name, attention in attentions.items() if name in layers}
         return Spotlights(attentions, forward.output)
 
     def explore(self, model: nn.Module, inputs: Any, **options: Any) -> Served:

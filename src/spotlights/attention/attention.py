@@ -84,8 +84,9 @@ class Attention(Measure):
         tokens: Sequence[int] = (-1,),
         k: int = 10,
         around: int | None = None,
+        target: Target | None = None,
     ) -> Passages:
-        """The k passages of the training text that tokens of a prompt attend to most.
+        """The k passages of the training text that tokens of a prompt attend to most, or that add most to an answer.
 
         For a memory whose examples are the positions of a text: `recorder.batch(example=positions)`. The scores of a
         position are added up over its visits.
@@ -97,8 +98,10 @@ class Attention(Measure):
                 positions for each of them.
             k: how many passages.
             around: show at most so many tokens on either side of one that is attended to.
+            target: a number of interest, as for `contributions`: passages are then found by what they add to it
+                through these tokens, not by their scores.
         """
-        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around)
+        return find_passages(self, text, prompt=prompt, tokens=tokens, k=k, around=around, target=target)
 
     @property
     def note(self) -> str | None:
@@ -152,8 +155,8 @@ class Attention(Measure):
         """
         self._need_plain("Contributions are")
         directions = self._forward.directions(self.use, target)
-        pair = self.queries, directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)]
         exact = self._forward.adds_up(self.use, target, directions)
+        pair = self.queries, directions.cpu() if self._chosen is None else directions.cpu()[list(self._chosen)]
         # gᵀ Wᵀ q is qᵀ W g: seen from the other side, queries and directions change places.
         return Contributions(self.view, self.layer, *(pair[::-1] if self.turned else pair), exact=exact)
 

@@ -76,6 +76,8 @@ class Passages(Printable):
     spaced: bool
     """Tokens are words, with spaces between them."""
     note: str | None = None
+    what: str = "score"
+    """What the numbers are: scores, or contributions to a number of interest."""
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -117,10 +119,10 @@ class Passages(Printable):
     def title(self) -> str:
         """What was asked."""
         if self.prompt is None:
-            return f"passages by score in {self.layer}"
+            return f"passages by {self.what} in {self.layer}"
         asked = "".join(text if not held else f"«{text}»" for text, held in self._parts(self.prompt, set(self.tokens)))
         asked = asked if len(asked) <= _TAIL else f"…{asked[-_TAIL:]}"
-        return f"passages by score in {self.layer} for “{asked}”"
+        return f"passages by {self.what} in {self.layer} for “{asked}”"
 
     def table(self) -> Any:
         """A table with «» around what is attended to."""
@@ -145,7 +147,11 @@ class Passages(Printable):
 
     def _table(self, texts: Sequence[Any]) -> Any:
         rows = [[*cells, text] for cells, text in zip(self._cells(), texts, strict=True)]
-        return build(self.title, _COLUMNS, rows, self.note)
+        return build(self.title, self._columns, rows, self.note)
+
+    @property
+    def _columns(self) -> Sequence[str]:
+        return ("rank", self.what, "position", "visits", "steps", "passage")
 
     def _cells(self) -> Iterator[list[Any]]:
         for row in self.rows():
@@ -153,7 +159,7 @@ class Passages(Printable):
             yield [row["rank"], row["score"], row["position"], row["visits"], f"{first} – {last}"]
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
+        head = "".join(f"<th>{escape(name)}</th>" for name in self._columns)
         lines = []
         for passage, cells in zip(self.passages, self._cells(), strict=True):
             text = "".join(
@@ -180,6 +186,3 @@ class Passages(Printable):
             yield text, held
             if self.spaced and place < len(tokens) - 1:
                 yield " ", False
-
-
-_COLUMNS = ("rank", "score", "position", "visits", "steps", "passage")

@@ -1,8 +1,9 @@
 """Which passages of the training text light up for the tokens of a prompt.
 
 The memory's examples are the positions of a training text. Each token that is asked about has its *hits*, the positions
-with the largest scores, added up over all visits. A *passage* is a sentence with at least one hit; hits whose sentences
-overlap share one passage. Its score is the sum, over the tokens asked about, of each one's best hit in it.
+with the largest scores, or contributions to a number of interest, added up over all visits. A *passage* is a sentence
+with at least one hit; hits whose sentences overlap share one passage. Its score is the sum, over the tokens asked
+about, of each one's best hit in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spotlights.attention.forward import Target
+from spotlights.attention.measure import Measure
 from spotlights.attention.passage_results import Hit, Passage, Passages
 from spotlights.attention.results import Top
 from spotlights.attention.sentences import AROUND, sentence_at
@@ -33,6 +36,7 @@ def find_passages(
     tokens: Sequence[int],
     k: int,
     around: int | None,
+    target: Target | None,
 ) -> Passages:
     """The k passages of `text` with the largest scores; `Attention.passages` says what the arguments are."""
     if k < 1:
@@ -45,25 +49,27 @@ def find_passages(
             f"tokens={list(tokens)}: there are tokens 0 to {rows - 1}; negative ones count from the end."
         )
     asked = sorted({token % rows for token in tokens})
-    attention = attention.at(asked)
+    chosen = attention.at(asked)
+    measure = chosen if target is None else chosen.contributions(target)
     reach = AROUND["character" if isinstance(text, str) else "word"] if around is None else around
-    hits = _hits(attention, asked, k * HITS_PER_PASSAGE, len(text))
+    hits = _hits(measure, asked, k * HITS_PER_PASSAGE, len(text))
     passages = [_passage(span, text) for span in _merged([(*sentence_at(text, h.position, reach), [h]) for h in hits])]
     passages.sort(key=lambda passage: (-passage.score, passage.start))
     return Passages(
-        attention.layer.name,
+        attention.use,
         attention.kernel,
         prompt=None if prompt is None else list(prompt),
         tokens=asked,
         passages=passages[:k],
         spaced=not isinstance(text, str),
-        note=attention.note,
+        note=measure.note,
+        what=measure.what,
     )
 
 
-def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> list[Hit]:
+def _hits(measure: Measure, asked: Sequence[int], k: int, length: int) -> list[Hit]:
     """The k positions with the largest scores, for each of the queries."""
-    top, folded = top_positions(attention, k), attention.layer.folded
+    top, folded = top_positions(measure, k), measure.layer.folded
     rows = [(token, row) for place, token in enumerate(asked) for row in top.rows(place)]
     examples = [row.get("example") for _, row in rows]
     if any(not isinstance(example, int) or not 0 <= example < length for example in examples):
@@ -71,7 +77,7 @@ def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> li
             f"The memory has examples that are no positions of this text of {length:,} tokens. Give the text that the "
             "network was trained on, and record with its positions as examples: recorder.batch(example=positions)."
         )
-    steps = {} if folded else _steps(attention, examples)
+    steps = {} if folded else _steps(measure, examples)
     return [
         Hit(
             token,
@@ -85,18 +91,18 @@ def _hits(attention: Attention, asked: Sequence[int], k: int, length: int) -> li
     ]
 
 
-def top_positions(attention: Attention, k: int) -> Top:
-    """The k examples with the largest scores for each query: in a folded memory each is a slot."""
-    return attention.top(k) if attention.layer.folded else attention.top(k, by="example")
+def top_positions(measure: Measure, k: int) -> Top:
+    """The k examples with the largest values for each query: in a folded memory each is a slot."""
+    return measure.top(k) if measure.layer.folded else measure.top(k, by="example")
 
 
-def _steps(attention: Attention, examples: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _steps(measure: Measure, examples: Sequence[int]) -> dict[int, tuple[int, int]]:
     """The steps of the first and last visit to some examples."""
-    grouping = attention.grouping("example")
+    grouping = measure.grouping("example")
     numbers = {example: number for number, example in enumerate(grouping.labels)}
     wanted = sorted(set(examples))
     groups = torch.tensor([numbers[example] for example in wanted], dtype=torch.int64)
-    visits = Visits(attention.layer, attention.view, grouping, groups)
+    visits = Visits(measure.layer, measure.view, grouping, groups)
     return dict(zip(wanted, visits.extent("step"), strict=True))
 
 

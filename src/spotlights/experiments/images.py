@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,6 +35,16 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def first(self, count: int | None) -> Images:
+        """The first so many of them; None for all."""
+        return replace(
+            self,
+            pixels=self.pixels[:count],
+            inputs=self.inputs[:count],
+            labels=self.labels[:count],
+            ids=self.ids[:count],
+        )
 
     def category(self, label: int) -> str:
         """Source and class in one word: two data sets may use the same labels for different things."""

@@ -16,12 +16,12 @@ from spotlights.experiments.analyses.masks import masks
 from spotlights.experiments.images import prepare
 from spotlights.experiments.progress import stage
 from spotlights.experiments.results import Results
-from spotlights.experiments.settings import QUICK, VANILLA, ImageSettings
+from spotlights.experiments.settings import QUICK, VANILLA, PaperSettings
 from spotlights.experiments.training import Trained, train, without_replacement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ImageSettings):
+class Settings(PaperSettings):
     """First one data set, then the other; the optimizer goes on as it is."""
 
     steps: int = 6000

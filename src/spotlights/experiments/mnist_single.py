@@ -12,12 +12,12 @@ from spotlights.experiments.analyses.cases import Wanted
 from spotlights.experiments.analyses.everything import ask_everything
 from spotlights.experiments.images import prepare
 from spotlights.experiments.results import Results
-from spotlights.experiments.settings import QUICK, VANILLA, ImageSettings
+from spotlights.experiments.settings import QUICK, VANILLA, PaperSettings
 from spotlights.experiments.training import Trained, train, without_replacement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ImageSettings):
+class Settings(PaperSettings):
     """MNIST alone."""
 
     steps: int = 3000

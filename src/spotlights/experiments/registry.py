@@ -10,7 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 from spotlights.errors import UnknownNameError
 from spotlights.experiments import (
     aesop_char,
+    aesop_gpt,
     char_lm,
+    mnist_cnn,
     mnist_continual,
     mnist_joint,
     mnist_single,
@@ -20,7 +22,7 @@ from spotlights.experiments import (
 )
 from spotlights.experiments.language import training as language_training
 from spotlights.experiments.language.results import LanguageResults
-from spotlights.experiments.language.settings import LanguageSettings
+from spotlights.experiments.language.settings import TextSettings
 from spotlights.experiments.results import Results
 from spotlights.experiments.run_file import ImageRun, LanguageRun, RunFile
 
@@ -61,7 +63,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "mnist-single": mnist_single,
     "mnist-joint": mnist_joint,
     "mnist-continual": mnist_continual,
+    "mnist-cnn": mnist_cnn,
     "aesop-char": aesop_char,
+    "aesop-gpt": aesop_gpt,
     "wikitext2-word": wikitext2_word,
     "char-lm": char_lm,
     "word-lm": word_lm,
@@ -75,7 +79,7 @@ def experiment_named(name: str) -> Experiment:
 
 
 def kind_named(name: str) -> Kind:
-    return LANGUAGE if issubclass(experiment_named(name).Settings, LanguageSettings) else IMAGES
+    return LANGUAGE if issubclass(experiment_named(name).Settings, TextSettings) else IMAGES
 
 
 def preset_named(experiment: str, preset: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from torch.nn import functional as F
 import spotlights as sl
 from spotlights.attention.tables import Printable, build
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.experiments.images import Images, Prepared, prepare
+from spotlights.experiments.images import Prepared, prepare
 from spotlights.experiments.network import mlp
 from spotlights.experiments.progress import stage, track
 from spotlights.experiments.registry import experiment_named
 from spotlights.experiments.results import from_plain
 from spotlights.experiments.running import MEMORY, MODEL, load_run
-from spotlights.experiments.settings import ImageSettings
+from spotlights.experiments.settings import PaperSettings
 from spotlights.experiments.training import Batch, without_replacement
 from spotlights.experiments.truth.scoring import spearman
 from spotlights.experiments.truth.settings import margins
@@ -94,11 +94,15 @@ def retrain_check(folder: Path, **group: Any) -> RetrainCheck:
     memory = sl.open(folder / MEMORY)
     view = memory.where(**group)
     settings = from_plain(experiment_named(run.experiment).Settings, run.settings)
+    if not isinstance(settings, PaperSettings):
+        raise SettingError(
+            f"{run.experiment} cannot be trained again from its batches. Give a run of the paper's network."
+        )
     data = {source: prepare(source, settings.train_images, settings.test_images) for source in run.train_images}
     model = _network(settings, data)
     model.load_state_dict(load_file(folder / MODEL))
 
-    tests = [_first(prepared.test, TESTS) for prepared in data.values()]
+    tests = [prepared.test.first(TESTS) for prepared in data.values()]
     inputs, labels = torch.cat([each.inputs for each in tests]), torch.cat([each.labels for each in tests])
     with stage("estimating"):
         estimate = view.attend(model, inputs).influence(lambda output: margins(output, labels)).total()
@@ -140,19 +144,9 @@ def _short(value: Any) -> str:
     return f"{len(value)} values" if isinstance(value, list | tuple) and len(value) > 4 else str(value)
 
 
-def _network(settings: ImageSettings, data: dict[str, Prepared]) -> nn.Module:
+def _network(settings: PaperSettings, data: dict[str, Prepared]) -> nn.Module:
     first = next(iter(data.values()))
     return mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
-
-
-def _first(images: Images, count: int) -> Images:
-    return replace(
-        images,
-        pixels=images.pixels[:count],
-        inputs=images.inputs[:count],
-        labels=images.labels[:count],
-        ids=images.ids[:count],
-    )
 
 
 def _left_out(data: dict[str, Prepared], group: dict[str, Any]) -> dict[str, Bool[Tensor, "examples"]]:
@@ -177,7 +171,7 @@ def _left_out(data: dict[str, Prepared], group: dict[str, Any]) -> dict[str, Boo
 
 
 def _retrain(
-    settings: ImageSettings,
+    settings: PaperSettings,
     data: dict[str, Prepared],
     left_out: dict[str, Bool[Tensor, "examples"]],
     *,
@@ -203,7 +197,7 @@ def _retrain(
     return model
 
 
-def _batches(settings: ImageSettings, data: dict[str, Prepared], seed: int) -> Iterator[Batch]:
+def _batches(settings: PaperSettings, data: dict[str, Prepared], seed: int) -> Iterator[Batch]:
     trains = [prepared.train for prepared in data.values()]
     switch = getattr(settings, "switch", None)
     if switch is None:

@@ -146,7 +146,10 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     seconds["analyses"] = time.perf_counter() - started
 
     save_results(results, folder)
-    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / MODEL)
+    state = {
+        key: value.clone().contiguous() for key, value in model.state_dict().items()
+    }  # tied ones are two in a file
+    save_file(state, folder / MODEL)
     run = kind.run(
         experiment=name,
         preset=preset,

@@ -1,4 +1,4 @@
-"""What the paper's image experiments have in common. Each experiment adds its own on top."""
+"""What the image experiments have in common. Each experiment adds its own on top."""
 
 from __future__ import annotations
 
@@ -7,10 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """The network, how it is trained, and how closely one looks afterwards."""
+    """How a network for images is trained and recorded, and how closely one looks afterwards."""
 
     steps: int
     """Optimizer steps in all."""
+    lr: float
+    """Of the first step."""
+    clip: float | None = None
+    """The norm that gradients are clipped to; None for no clipping."""
+    batch: int
+    """Examples in a step, drawn without replacement until all have been seen."""
+    train_images: int | None = None
+    """Only that many training images of each data set; None for all 40,053."""
+    test_images: int | None = None
+    """Only that many test images of each data set; None for all 10,000."""
+    dtype: str = "float32"
+    """How keys and errors are kept: float32 is exact for a float32 network."""
+    top: int = 500
+    """How many slots of each class the figures show."""
+    bins: int = 60
+    """How many stretches the training time is divided into."""
+    voting_images: int | None = None
+    """Test images of each data set that every slot is compared with, for the votes of classes; None for all."""
+    timeline_images: int = 1000
+    """Test images of each data set over which attention over training time is averaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperSettings(ImageSettings):
+    """The paper's network and optimizer."""
+
     hidden: tuple[int, ...] = (800, 800)
     """Sizes of the hidden layers; ReLU between them, biases everywhere, PyTorch's own initialisation."""
     lr: float = 3e-3
@@ -18,21 +44,8 @@ class ImageSettings:
     momentum: float = 0.9
     """The text says "vanilla SGD"; the authors' code has momentum, which its accuracies need."""
     clip: float | None = 1.0
-    """The norm that gradients are clipped to, as in the authors' code; None for the text's vanilla SGD."""
+    """As in the authors' code; None for the text's vanilla SGD."""
     batch: int = 128
-    """Examples in a step, drawn without replacement until all have been seen."""
-    train_images: int | None = None
-    """Only that many training images of each data set; None for all 40,053."""
-    test_images: int | None = None
-    """Only that many test images of each data set; None for all 10,000."""
-    dtype: str = "float32"
-    """How keys and errors are kept: float32 is exact for this network."""
-    top: int = 500
-    """How many slots of each class the figures show."""
-    bins: int = 60
-    """How many stretches the training time is divided into."""
-    timeline_images: int = 1000
-    """Test images of each data set over which attention over training time is averaged."""
     lost_images: int = 500
     """Forgotten test images whose logits are taken apart (continual training only)."""
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.attention import Spotlights
 from spotlights.experiments.images import Images, Prepared
 from spotlights.experiments.network import mlp
 from spotlights.experiments.progress import track
-from spotlights.experiments.settings import ImageSettings
+from spotlights.experiments.settings import ImageSettings, PaperSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,16 @@ class Trained:
     model: nn.Module
     data: Mapping[str, Prepared]
     """By source, in the order in which they were trained on."""
+    layers: list[str]
+    """Those that are asked about."""
 
     @property
     def sources(self) -> list[str]:
         return list(self.data)
 
-    @property
-    def layers(self) -> list[str]:
-        return list(self.memory.layers)
+    def attend(self, inputs: Float[Tensor, "n inputs"]) -> Spotlights:
+        """The attention of the layers that are asked about."""
+        return self.memory.attend(self.model, inputs, layers=self.layers)
 
 
 def without_replacement(data: Sequence[Images], settings: ImageSettings, seed: int) -> Iterator[Batch]:
@@ -74,13 +77,28 @@ def without_replacement(data: Sequence[Images], settings: ImageSettings, seed: i
 
 
 def train(
-    settings: ImageSettings, *, data: Mapping[str, Prepared], batches: Iterator[Batch], seed: int, path: Path
+    settings: PaperSettings, *, data: Mapping[str, Prepared], batches: Iterator[Batch], seed: int, path: Path
 ) -> Trained:
-    """Trains a network on the batches and records it."""
+    """Trains the paper's network on the batches and records it."""
     torch.manual_seed(seed)
     first = next(iter(data.values()))
     model = mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    fit(model, optimizer, settings, batches=batches, path=path)
+    memory = sl.open(path)
+    return Trained(memory, model, data, list(memory.layers))
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: ImageSettings,
+    *,
+    batches: Iterator[Batch],
+    path: Path,
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+) -> None:
+    """The loop itself: any network, any optimizer, recorded."""
     with sl.record(model, optimizer, path, dtype=settings.dtype, overwrite=True) as recorder:
         for batch in track(islice(batches, settings.steps), settings.steps, "training"):
             recorder.batch(example=batch.ids, label=batch.labels, source=batch.sources, category=batch.categories)
@@ -90,20 +108,27 @@ def train(
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
             optimizer.step()
-    return Trained(sl.open(path), model, data)
+            if schedule is not None:
+                schedule.step()
+    model.eval()
 
 
 def recorded_network(memory: sl.Memory) -> nn.Module:
-    """The network that a memory of these experiments is: as its closed recording left it, or as of its last step."""
+    """The paper's network as a memory has it."""
     layers = list(memory.layers.values())
-    model = mlp([layers[0].in_features] + [layer.out_features for layer in layers])
+    return restored(memory, mlp([layers[0].in_features] + [layer.out_features for layer in layers]))
+
+
+def restored(memory: sl.Memory, model: nn.Module) -> nn.Module:
+    """A network with all its layers as a closed recording left them, or as of its last step."""
     final = memory.final_parameters()
     if final is None:
-        return memory.primal(model)
+        return memory.primal(model).eval()
     with torch.no_grad():
         for layer, parameters in final.items():
             for name, value in parameters.items():
-                model.get_submodule(layer).get_parameter(name).copy_(value)
+                parameter = model.get_submodule(layer).get_parameter(name)
+                parameter.copy_(value.view_as(parameter))
     return model.eval()
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 
+import numpy as np
+
+from spotlights.attention.passage_results import Passage
 from spotlights.experiments.language.evaluation import MEASURES, Estimate, Evaluation, Judged
 from spotlights.experiments.language.results import Table
+from spotlights.experiments.language.two_levels import TwoLevels
+from spotlights.figures.two_levels import Column, Snippet, plot_two_levels
 from spotlights.report import tables
 from spotlights.report.gather import Language
+from spotlights.report.pictures import Shown
 
 TITLES = {
     "aesop-char": "A language model of characters: Æsop's Fables",
+    "aesop-gpt": "A GPT of characters: Æsop's Fables",
     "wikitext2-word": "A language model of words: WikiText-2",
     "char-lm": "A language model of characters",
     "word-lm": "A language model of words",
@@ -18,18 +26,64 @@ TITLES = {
 _SHARES = ("same_end", "next_true", "next_said")
 
 
-def language_section(language: Language) -> str:
-    """One run: its settings, the passages of each query, the evaluation."""
+def language_section(language: Language, embed: Callable[[Shown], str]) -> str:
+    """One run: its settings, the passages of each query, the evaluation.
+
+    Args:
+        language: the run.
+        embed: makes a figure a part of the page.
+    """
     run, results = language.run, language.results
     parts = [
         f'<h2 id="{language.name}">{escape(TITLES.get(run.experiment, run.experiment))} '
         f"<small>({escape(run.preset)})</small></h2>",
         _settings(language),
     ]
+    parts += [embed(_two_levels(found, f"{language.name}-two-levels")) for found in results.two_levels]
     parts += [_query(table) for table in results.tables]
     if results.evaluation is not None:
         parts.append(_evaluation(results.evaluation))
     return "\n".join(parts)
+
+
+def _two_levels(found: TwoLevels, name: str) -> Shown:
+    prompt, token = found.prompt, found.prompt[found.token]
+    titles = {
+        "alike": "training tokens that look alike (score)",
+        "by_query": "why it looks there: through its query",
+        "by_key": "why it is looked at: through its key",
+        "by_value": f"what it adds to {found.answer!r}: through its value",
+    }
+    return Shown(
+        name,
+        f"Two levels of retrieval in block {found.block}. Above: the softmax attention of the token {token!r}. Below, "
+        "for each of the tokens it looks at most: which training tokens its projections attend to. With the initial "
+        "weights, what all training tokens add through the query, or through the key, makes up the inclination q·k/√d "
+        "to look there; what they add through the value is first order.",
+        plot_two_levels(
+            prompt,
+            np.array(found.weights),
+            [
+                (
+                    looked.place,
+                    f"{rank}. {prompt[looked.place]!r} at place {looked.place}: {looked.weight:.0%} of the attention, "
+                    f"inclination {looked.inclination:.2f}",
+                )
+                for rank, looked in enumerate(found.looked, start=1)
+            ],
+            [
+                Column(title, [[_snippet(each) for each in getattr(looked, what)] for looked in found.looked])
+                for what, title in titles.items()
+            ],
+        ),
+    )
+
+
+def _snippet(passage: Passage) -> Snippet:
+    hit = max(passage.hits, key=lambda hit: hit.score)
+    place = hit.position - passage.start
+    text = passage.text
+    return Snippet("".join(text[:place]), text[place], "".join(text[place + 1 :]), hit.score)
 
 
 def _settings(language: Language) -> str:

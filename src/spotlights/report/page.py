@@ -29,7 +29,10 @@ TITLES = {
     "mnist-single": "One task: MNIST",
     "mnist-joint": "Two tasks at once: MNIST and Fashion-MNIST",
     "mnist-continual": "One task after the other: MNIST, then Fashion-MNIST",
+    "mnist-cnn": "A convolutional network with Adam: MNIST",
 }
+
+WITH_TABLE_1 = ("mnist-single",)
 
 _CSS = f"""
 :root {{ color-scheme: light; }}
@@ -78,7 +81,7 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     sections = [_opening(groups, languages)]
     sections += [_section(group, out) for group in track(groups, len(groups), "drawing")]
-    sections += [language_section(each) for each in languages]
+    sections += [language_section(each, lambda shown: embedded(shown, out)) for each in languages]
     if groups:
         sections.append(_exactness(groups))
     page = out / PAGE
@@ -122,7 +125,7 @@ def _section(group: Group, out: Path) -> str:
         f"<small>({escape(group.preset)})</small></h2>",
         _settings(group),
     ]
-    parts.append(_table_1(group) if len(results.sources) == 1 else _votes(group))
+    parts.append(_table_1(group) if group.experiment in WITH_TABLE_1 else _votes(group))
     parts.append(
         "<details><summary>Agreement of the vote as 2×2 tables (numbers of test images, all seeds)</summary>"
         f"{tables.agreement_html(group)}</details>"
@@ -132,7 +135,7 @@ def _section(group: Group, out: Path) -> str:
         head = ["mask", *(f"{source} (%)" for source in results.sources)]
         parts.append(tables.html_table(head, tables.mask_rows(group)))
         parts += [embedded(shown, out) for shown in forgetting_figures(results, run, group.name)]
-    parts.append("<h3>Over the whole test set</h3>")
+    parts.append("<h3>Over the test set</h3>")
     if len(results.sources) > 1:
         head = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
         parts.append(tables.html_table(head, tables.cross_task_rows(group), numbers_from=3))
@@ -172,9 +175,11 @@ def _table_1(group: Group) -> str:
 
 def _votes(group: Group) -> str:
     head = ["layer", "test images", *tables.HEADINGS.values()]
+    vote = group.results[group.shown].votes[0]
+    asked = vote.right + vote.wrong
     return f"""<h3>The class with the most attention</h3>
-<p class="lead">How often (%) the class with the largest total |score|, over the slots of both tasks,
-is the target or the network's output.</p>
+<p class="lead">How often (%) the class with the largest total |score|, over all slots,
+is the target or the network's output. Over {asked:,} test images of each task.</p>
 <div class="scroll">{tables.html_table(head, tables.vote_rows(group), numbers_from=2)}</div>"""
 
 

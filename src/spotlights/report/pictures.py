@@ -216,22 +216,21 @@ def _case_over_time(results: Results, case: Case, run: ImageRun) -> Figure:
 
 
 def test_set_figures(results: Results, run: ImageRun, prefix: str) -> Iterator[Shown]:
-    """What is about the whole test set."""
+    """What is about many test images."""
     if len(results.sources) > 1:
         shares: dict[str, dict[tuple[str, str], float]] = {}
         for each in results.cross_task:
             shares.setdefault(each.layer, {})[each.test, each.train] = each.share
         yield Shown(
             f"{prefix}-cross-task",
-            "How the attention (total |score|) of each task's test images is divided among the tasks, over "
-            "the whole test set.",
+            "How the attention (total |score|) of each task's test images is divided among the tasks.",
             plot_shares(shares, results.sources),
         )
     names = all_names(results)
     yield Shown(
         f"{prefix}-class-attention",
         "Where each class of test images looks: the share of its total |score| that goes to each training "
-        "class (in percent), averaged over the whole test set.",
+        "class (in percent), averaged over the test images.",
         plot_heat_maps(
             [HeatMap(each.layer, each.share) for each in results.class_attention],
             rows=names,

@@ -38,7 +38,7 @@ def accuracy_rows(groups: Sequence[Group]) -> list[list[object]]:
     rows: list[list[object]] = []
     for group in groups:
         for source in group.results[0].sources:
-            reported = ACCURACIES[group.experiment].get(source)
+            reported = ACCURACIES.get(group.experiment, {}).get(source)
             rows.append(
                 [
                     group.experiment,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy import ndarray
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 import spotlights as sl
 from spotlights.errors import MemoryFormatError, SettingError
-from spotlights.experiments import demo, running
+from spotlights.experiments import demo, mnist_cnn, running
 from spotlights.experiments.images import Prepared, prepare
 from spotlights.experiments.language.settings import LanguageSettings
-from spotlights.experiments.registry import EXPERIMENTS
-from spotlights.experiments.training import recorded_network
+from spotlights.experiments.settings import ImageSettings
+from spotlights.experiments.training import recorded_network, restored
 from spotlights.web.subject import Drawing, Inputs, Subject
 from spotlights.web.texts import of_language_run
 
@@ -76,12 +76,12 @@ def _of_experiment(folder: Path) -> Subject:
     name, settings = running.started(folder)
     if isinstance(settings, LanguageSettings):
         return of_language_run(folder)
-    if name not in EXPERIMENTS or not hasattr(settings, "train_images"):
+    if not isinstance(settings, ImageSettings):
         raise SettingError(
             f"{folder} is a run of {name}, which the explorer cannot open by itself yet. "
             "Give it the network and the inputs in Python: sl.explore(memory, model, inputs)."
         )
-    sources = ["mnist"] if name == "mnist-single" else ["mnist", "fashion-mnist"]
+    sources = ["mnist", "fashion-mnist"] if name in ("mnist-joint", "mnist-continual") else ["mnist"]
     data = {source: prepare(source, settings.train_images, settings.test_images) for source in sources}
     tests = [prepared.test for prepared in data.values()]
     pixels = torch.cat([test.pixels for test in tests])
@@ -90,7 +90,7 @@ def _of_experiment(folder: Path) -> Subject:
     return Subject(
         title=f"{folder.name}: a network for {' and '.join(sources)}",
         reopen=lambda: sl.open(folder / running.MEMORY),
-        network=recorded_network,
+        network=_network(settings),
         inputs=Inputs(
             torch.cat([test.inputs for test in tests]),
             lambda position: pixels[position],
@@ -111,6 +111,12 @@ def _of_experiment(folder: Path) -> Subject:
             ),
         ),
     )
+
+
+def _network(settings: ImageSettings) -> Callable[[sl.Memory], nn.Module]:
+    if isinstance(settings, mnist_cnn.Settings):
+        return lambda memory: restored(memory, mnist_cnn.ConvolutionalNetwork(settings))
+    return recorded_network
 
 
 class _Examples:

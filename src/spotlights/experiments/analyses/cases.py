@@ -147,7 +147,7 @@ def cases(trained: Trained, wanted: Sequence[Wanted], *, top: int, bins: int) ->
 
 def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: int) -> Case:
     """Everything about one test image."""
-    spotlights = trained.memory.attend(trained.model, test.inputs[position : position + 1])
+    spotlights = trained.attend(test.inputs[position : position + 1])
     logits = spotlights.output[0].double()
     label, output = int(test.labels[position]), int(logits.argmax())
     targets = [output] if output == label else [output, label]

@@ -54,11 +54,11 @@ def shares(totals: Float[np.ndarray, "queries groups"]) -> Float[np.ndarray, "qu
     return totals / np.where(whole > 0, whole, 1.0)
 
 
-def total_scores(trained: Trained) -> CategoryTotals:
-    """One call for each layer, for all test images of all tasks."""
-    tests = [prepared.test for prepared in trained.data.values()]
+def total_scores(trained: Trained, *, images: int | None = None) -> CategoryTotals:
+    """One call for each layer, for the first so many test images of all tasks, or all of them."""
+    tests = [prepared.test.first(images) for prepared in trained.data.values()]
     inputs = torch.cat([test.inputs for test in tests])
-    spotlights = trained.memory.attend(trained.model, inputs)
+    spotlights = trained.attend(inputs)
     layers, slots = {}, np.zeros((len(tests), 0), dtype=np.int64)
     for layer in trained.layers:
         totals = spotlights[layer].totals("category", absolute=True)

@@ -18,7 +18,7 @@ from spotlights.experiments.training import Trained
 
 def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[Wanted]) -> Results:
     with stage("all test images over all slots"):
-        totals = total_scores(trained)
+        totals = total_scores(trained, images=settings.voting_images)
     with stage("attention over training time"):
         timeline = over_time(trained, images=settings.timeline_images, bins=settings.bins)
     with stage("single test images"):

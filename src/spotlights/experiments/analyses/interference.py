@@ -74,7 +74,7 @@ def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> lis
     def margin(logits: Tensor) -> Tensor:
         return (logits.gather(1, said[:, None]) - logits.gather(1, true[:, None]))[:, 0]
 
-    spotlights = trained.memory.attend(trained.model, inputs)
+    spotlights = trained.attend(inputs)
     found = []
     for layer, attention in spotlights.items():
         contributions = attention.contributions(margin)

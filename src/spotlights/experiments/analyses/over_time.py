@@ -29,7 +29,7 @@ def over_time(trained: Trained, *, images: int, bins: int) -> list[OverTime]:
     """Averages over the first images of each source's test set."""
     found = []
     for source, prepared in trained.data.items():
-        spotlights = trained.memory.attend(trained.model, prepared.test.inputs[:images])
+        spotlights = trained.attend(prepared.test.inputs[:images])
         for layer in trained.layers:
             totals = spotlights[layer].totals("step", absolute=True, bins=bins)
             divided = shares(totals.numpy())

@@ -8,14 +8,16 @@ from safetensors.torch import load_file
 
 import spotlights as sl
 from spotlights.errors import MemoryFormatError, SettingError, UnsupportedError
+from spotlights.experiments.language.gpt import GPT, GPTSettings
+from spotlights.experiments.language.gpt_training import trained_gpt
 from spotlights.experiments.language.network import LanguageModel
-from spotlights.experiments.language.settings import LanguageSettings
+from spotlights.experiments.language.settings import LanguageSettings, TextSettings
 from spotlights.experiments.language.training import TrainedLanguage, digest
 from spotlights.experiments.registry import experiment_named
 from spotlights.experiments.running import MEMORY, MODEL, RUN, load_run, started
 
 
-def open_run(path: str | Path) -> tuple[TrainedLanguage, LanguageSettings]:
+def open_run(path: str | Path) -> tuple[TrainedLanguage, TextSettings]:
     """Opens a language run's folder, or the memory inside one."""
     path = Path(path)
     folder = path if (path / RUN).is_file() else path.absolute().parent
@@ -27,7 +29,7 @@ def open_run(path: str | Path) -> tuple[TrainedLanguage, LanguageSettings]:
             )
         raise MemoryFormatError(f"There is no finished run at {path}. Make one: spotlights run aesop-char.")
     name, settings = started(folder)
-    if not isinstance(settings, LanguageSettings):
+    if not isinstance(settings, TextSettings):
         raise SettingError(f"{folder} is a run of {name}, which is about images. Passages are of texts.")
     if not (folder / MEMORY).exists():
         raise UnsupportedError(f"{folder} has no memory: it was thrown away. Run it again without --discard-memory.")
@@ -35,7 +37,12 @@ def open_run(path: str | Path) -> tuple[TrainedLanguage, LanguageSettings]:
     data = experiment_named(name).load(settings)
     if digest(data) != run.text_sha256:
         raise SettingError(f"{settings.text} is not the text any more that {folder} was trained on.")
+    memory, surprise = sl.open(folder / MEMORY), run.surprise["train"]
+    if isinstance(settings, GPTSettings):
+        gpt = GPT(len(data.vocabulary), settings)
+        gpt.load_state_dict(load_file(folder / MODEL))
+        return trained_gpt(memory, gpt.eval(), data, run.seed, surprise), settings
+    assert isinstance(settings, LanguageSettings)
     model = LanguageModel(len(data.vocabulary), settings)
     model.load_state_dict(load_file(folder / MODEL))
-    memory = sl.open(folder / MEMORY)
-    return TrainedLanguage(memory, model.eval(), data, run.seed, run.surprise["train"]), settings
+    return TrainedLanguage(memory, model.eval(), data, run.seed, surprise), settings

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from spotlights.attention.passage_results import Passages
 from spotlights.experiments.language.evaluation import Evaluation
+from spotlights.experiments.language.two_levels import TwoLevels
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,5 @@ class LanguageResults:
 
     tables: list[Table] = field(default_factory=list)
     evaluation: Evaluation | None = None
+    two_levels: list[TwoLevels] = field(default_factory=list)
+    """Of a GPT."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageSettings:
-    """The text, the network, how it is trained and recorded, and how closely one looks afterwards."""
+class TextSettings:
+    """The text, and what every network that reads one has."""
 
     text: str | None = None
     """A text file of your own."""
@@ -15,6 +15,23 @@ class LanguageSettings:
     """Only the first so many tokens of the training text; None for all."""
     steps: int
     """Optimizer steps in all."""
+    lr: float
+    clip: float
+    """The norm that gradients are clipped to."""
+    batch: int
+    """Stretches of the text that are read side by side."""
+    dtype: str = "float32"
+    """How keys and errors are kept."""
+    context: int = 200
+    """Tokens that the network reads before it is asked about one of the test text."""
+    kernels: tuple[str, ...] = ("cosine", "cosine-parts", "dot")
+    """What the passages are found with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings(TextSettings):
+    """The paper's network, how it is trained and recorded, and how closely one looks afterwards."""
+
     embedding: int
     """Numbers that a token is turned into."""
     projection: int | None = None
@@ -29,15 +46,12 @@ class LanguageSettings:
     """Update only the embeddings of the words in the batch, with an optimizer of their own."""
     optimizer: str = "adam"
     """"adam" as the paper has it; "sgd" for contributions, which then are one number for each step."""
-    lr: float
     momentum: float = 0.9
     """Of SGD."""
     falls_from: float | None = None
     """The share of the steps after which the learning rate falls linearly to zero; None for never."""
     clip: float
-    """The norm that gradients are clipped to. Sparse gradients are left alone: Adam undoes a common factor."""
-    batch: int
-    """Stretches of the text that are read side by side."""
+    """Of all but sparse gradients: Adam undoes a common factor."""
     unroll: int
     """Tokens in a step; the state goes on to the next one."""
     layers: tuple[str, ...] | None = ("rnn*",)
@@ -48,14 +62,8 @@ class LanguageSettings:
     """Add up the keys of all visits to a token: the totals of scores stay the same."""
     fold_from: int = 0
     """Only visits from this step on: early ones come from an untrained network."""
-    dtype: str = "float32"
-    """How keys and errors are kept."""
-    context: int = 200
-    """Tokens that the network reads before it is asked about one of the test text."""
     asked: int = 1000
     """Test positions over which the passages are judged."""
-    kernels: tuple[str, ...] = ("cosine", "cosine-parts", "dot")
-    """What the passages are found with."""
 
 
 LAPTOP_CHARACTERS = {

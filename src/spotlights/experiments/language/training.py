@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import spotlights as sl
 from spotlights.datasets import TextDataset
 from spotlights.errors import SettingError
-from spotlights.experiments.language.network import LanguageModel, State, surprise
+from spotlights.experiments.language.gpt import GPT
+from spotlights.experiments.language.network import LAYER, LanguageModel, State, surprise
 from spotlights.experiments.language.settings import LanguageSettings
 from spotlights.experiments.progress import stage, track
 
@@ -42,11 +43,15 @@ class TrainedLanguage:
     """A recorded run, ready for questions."""
 
     memory: sl.Memory
-    model: LanguageModel
+    model: LanguageModel | GPT
     data: TextDataset
     seed: int
     surprise: float
     """At the tokens of the training text, in nats, over the last epoch of training."""
+    layer: str = LAYER
+    """Whose keys are compared to find passages."""
+    head: str = "decoder"
+    """The layer that says what comes next."""
 
 
 def windows(tokens: Int64[Tensor, "tokens"], *, batch: int, unroll: int) -> Iterator[Window]:
@@ -105,7 +110,8 @@ def facts(trained: TrainedLanguage) -> dict[str, Any]:
     """What a `LanguageRun` says beyond what every run says."""
     data = trained.data
     with stage("reading the test text"):
-        on_test = surprise(trained.model, data.test.numbers)
+        model, text = trained.model, data.test.numbers
+        on_test = model.surprise(text) if isinstance(model, GPT) else surprise(model, text)
     return {
         "unit": data.vocabulary.unit,
         "train_tokens": len(data.train),

@@ -1,0 +1,125 @@
+"""What recording costs for real networks: those of mnist-cnn and aesop-gpt, recorded and unrecorded, side by side.
+
+    python benchmarks/networks.py
+
+Two identical networks train in turns, as in benchmarks/recording.py; every layer is recorded with its errors. Prints
+the median over the turns of recorded time / unrecorded time, and the size of the memory for each training image or
+token, beside that of everything in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import spotlights as sl
+from spotlights import datasets
+from spotlights.experiments import aesop_gpt, mnist_cnn
+from spotlights.experiments.images import prepare
+from spotlights.experiments.language.gpt import GPT
+from spotlights.experiments.language.gpt_training import adamw, shuffled_windows
+from spotlights.experiments.training import without_replacement
+
+Step = tuple[dict[str, Any], Callable[[nn.Module], Tensor]]
+"""Who is in a batch, and its loss."""
+
+
+class Run:
+    """One network in training."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterator[Step], clip: float) -> None:
+        self.model, self.optimizer, self._steps, self._clip = model, optimizer, steps, clip
+
+    def steps(self, count: int, recorder: sl.Recorder | None = None) -> float:
+        start = time.perf_counter()
+        for columns, loss_of in islice(self._steps, count):
+            if recorder is not None:
+                recorder.batch(**columns)
+            loss = loss_of(self.model)
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+            self.optimizer.step()
+        if recorder is not None:
+            recorder.flush()
+        return time.perf_counter() - start
+
+
+def cnn() -> tuple[Run, int, str]:
+    settings = mnist_cnn.PRESETS["laptop"]
+    torch.manual_seed(0)
+    model = mnist_cnn.ConvolutionalNetwork(settings)
+
+    def steps() -> Iterator[Step]:
+        for batch in without_replacement([prepare("mnist", 20_000, 1).train], settings, 0):
+            columns = {"example": batch.ids, "label": batch.labels, "source": batch.sources}
+            yield columns, lambda net, b=batch: F.cross_entropy(net(b.inputs), b.labels)
+
+    return Run(model, torch.optim.Adam(model.parameters(), lr=settings.lr), steps(), 1.0), settings.batch, "image"
+
+
+def gpt() -> tuple[Run, int, str]:
+    settings, data = aesop_gpt.PRESETS["laptop"], datasets.load("aesop")
+    torch.manual_seed(0)
+    model = GPT(len(data.vocabulary), settings)
+
+    def steps() -> Iterator[Step]:
+        for window in shuffled_windows(data.train.numbers, batch=settings.batch, length=settings.context, seed=0):
+            yield (
+                {"example": window.positions},
+                lambda net, w=window: F.cross_entropy(net(w.tokens).flatten(0, 1), w.targets.flatten()),
+            )
+
+    return Run(model, adamw(model, settings), steps(), settings.clip), settings.batch * settings.context, "token"
+
+
+def measure(name: str, make: Callable[[], tuple[Run, int, str]], *, dtype: str, turns: int, steps: int) -> None:
+    (plain, visits, unit), (recorded, _, _) = make(), make()
+    plain.steps(5)
+    recorded.steps(5)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        path = Path(folder) / "run.memory"
+        with sl.record(recorded.model, recorded.optimizer, path, dtype=dtype) as recorder:
+            recorded.steps(steps, recorder)
+            pairs = [(plain.steps(steps), recorded.steps(steps, recorder)) for _ in range(turns)]
+        memory = sl.open(path)
+        size = memory.info.as_dict()["bytes"] / (visits * memory.steps)
+        numbers = sum(layer.slots * (layer.in_features + layer.out_features) for layer in memory.layers.values())
+        everything = 4 * numbers / (visits * memory.steps)
+    ratios = sorted(b / a for a, b in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4]
+    print(
+        f"{name:9} {dtype:8} recorded / unrecorded: median {statistics.median(ratios):.3f} "
+        f"(quartiles {low:.3f} to {high:.3f}, {turns} turns of {steps} steps, "
+        f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); "
+        f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--dtype", nargs="*", default=["float16"])
+    parser.add_argument("--network", nargs="*", default=["mnist-cnn", "aesop-gpt"])
+    options = parser.parse_args()
+    for network in options.network:
+        for name in options.dtype:
+            measure(
+                network,
+                {"mnist-cnn": cnn, "aesop-gpt": gpt}[network],
+                dtype=name,
+                turns=options.turns,
+                steps=options.steps,
+            )
