@@ -24,6 +24,8 @@ from spotlights.memory.tensors import put_in_place
 
 FORMAT = 2
 FILE = "memory.json"
+_MOST_RANKS = 1 << 16
+"""Each is looked for: a manifest that names more is damaged."""
 _ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
 
@@ -312,7 +314,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
-    if not (isinstance(manifest.ranks, int) and isinstance(manifest.rank, int) and 0 <= manifest.rank < manifest.ranks):
+    numbers = isinstance(manifest.ranks, int) and isinstance(manifest.rank, int)
+    if not (numbers and 0 <= manifest.rank < manifest.ranks <= _MOST_RANKS):
         raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
     if manifest.fold is None:
         _check_steps(manifest.segments)
