@@ -342,6 +342,8 @@ def _check(manifest: Manifest) -> None:
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")
+        if not (isinstance(column.strings, list) and all(isinstance(text, str) for text in column.strings)):
+            raise ValueError(f"column {name!r} has the strings {column.strings!r}")
 
 
 def _check_steps(segments: list[SegmentEntry]) -> None:
