@@ -24,8 +24,8 @@ from spotlights.memory.tensors import put_in_place
 
 FORMAT = 2
 FILE = "memory.json"
-MAX_RANKS = 1 << 14
-"""Processes of one run; a larger number is damage."""
+_MOST_RANKS = 1 << 16
+"""Each is looked for: a manifest that names more is damaged."""
 _ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 
 
@@ -314,8 +314,8 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"it names the file {entry.file!r}, outside the memory")
         if not (isinstance(entry.bytes, int) and entry.bytes > 0):
             raise ValueError(f"{entry.file} has the size {entry.bytes!r}")
-    counted = isinstance(manifest.ranks, int) and isinstance(manifest.rank, int)
-    if not (counted and 0 <= manifest.rank < manifest.ranks <= MAX_RANKS):
+    numbers = isinstance(manifest.ranks, int) and isinstance(manifest.rank, int)
+    if not (numbers and 0 <= manifest.rank < manifest.ranks <= _MOST_RANKS):
         raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
     if manifest.fold is None:
         _check_steps(manifest.segments)
@@ -342,6 +342,8 @@ def _check(manifest: Manifest) -> None:
     for name, column in manifest.columns.items():
         if column.kind not in ("int", "float", "string"):
             raise ValueError(f"column {name!r} has the unknown kind {column.kind!r}")
+        if not (isinstance(column.strings, list) and all(isinstance(text, str) for text in column.strings)):
+            raise ValueError(f"column {name!r} has the strings {column.strings!r}")
 
 
 def _check_steps(segments: list[SegmentEntry]) -> None:
