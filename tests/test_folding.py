@@ -271,7 +271,6 @@ REFUSED = {
     "a dual network": lambda memory, model, x: memory.dual(model)(x),
     "verify": lambda memory, model, x: memory.verify(model),
     "verify without files": lambda memory, model, x: memory.verify(files=False),
-    "the explorer": lambda memory, model, x: memory.explore(model, x, open_browser=False, port=0),
     "softmax": lambda memory, model, x: memory.attend(model, x, kernel="softmax")["2"].top(3),
 }
 

@@ -77,7 +77,7 @@ def _hits(measure: Measure, asked: Sequence[int], k: int, length: int) -> list[H
             f"The memory has examples that are no positions of this text of {length:,} tokens. Give the text that the "
             "network was trained on, and record with its positions as examples: recorder.batch(example=positions)."
         )
-    steps = {} if folded else _steps(measure, examples)
+    steps = {} if folded else _steps(measure, [example for example in examples if isinstance(example, int)])
     return [
         Hit(
             token,

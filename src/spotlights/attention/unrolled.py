@@ -18,7 +18,7 @@ from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients, stacked
-from spotlights.dual_form import act, linear_map
+from spotlights.dual_form import Side, act, linear_map
 from spotlights.errors import UnsupportedError
 from spotlights.memory.reader import Block, LayerReader, MemoryReader
 from spotlights.memory.selection import Selection
@@ -271,7 +271,7 @@ class _SweptContributions(SweptValues):
         return values
 
     def _fill(self, step: SweptStep, values: Float[Tensor, "queries rows"]) -> None:
-        sides = [swept.side for swept in self._sweep.weights]
+        sides: list[Side] = [swept.side for swept in self._sweep.weights]
         values[:, step.place] = self._pairs.contributions(step.block, sides, step.weights, step.bias)
 
 

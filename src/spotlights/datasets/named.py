@@ -14,9 +14,9 @@ TextName = Literal["aesop", "wikitext-2"]
 
 
 @overload
-def load(name: TextName, split: None = None) -> TextDataset: ...
+def load(name: TextName, split: None = None) -> TextDataset: ...  # pyright: ignore[reportOverlappingOverload]
 @overload
-def load(name: TextName, split: SplitName) -> TextSplit: ...
+def load(name: TextName, split: SplitName) -> TextSplit: ...  # pyright: ignore[reportOverlappingOverload]
 @overload
 def load(name: str, split: None = None) -> Dataset: ...
 @overload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -58,7 +59,8 @@ def plot_two_levels(
     with style():
         heights = [1.15] + [0.62 + 0.2 * max(len(column.rows[row]) for column in columns) for row in range(len(looked))]
         figure = new_figure(3.4 * len(columns), sum(heights) + 0.7)
-        top, *below = figure.subfigures(1 + len(looked), 1, height_ratios=heights)
+        parts: Any = figure.subfigures(1 + len(looked), 1, height_ratios=heights, squeeze=False)
+        top, *below = parts[:, 0]
         _context(top.subplots(), prompt, weights, [place for place, _ in looked])
         for row, (part, (_, title)) in enumerate(zip(below, looked, strict=True)):
             part.suptitle(title, x=0.01, ha="left", fontsize=9.5, fontweight="bold")
@@ -95,7 +97,7 @@ def _snippets(axes: Axes, title: str, snippets: Sequence[Snippet]) -> None:
         letters += snippet.after[:_REACH]
         for place, letter in enumerate(letters):
             shown = " " if place != _REACH and letter.isspace() else letter
-            here = {"color": INK, "fontweight": "bold"} if place == _REACH else {"color": INK}
+            here: dict[str, Any] = {"color": INK, "fontweight": "bold"} if place == _REACH else {"color": INK}
             axes.text(
                 place - _REACH, line, shown, ha="center", va="center", fontsize=7.5, family="DejaVu Sans Mono", **here
             )

@@ -30,14 +30,14 @@ class AttentionAdapter(FunctionalAdapter):
         packed, width = module.in_proj_bias, module.embed_dim
         found: dict[str, tuple[nn.Parameter, Part | None]] = {}
         if module._qkv_same_embed_dim:
-            found["in_proj"] = module.in_proj_weight, None if packed is None else Part(packed)
+            found["in_proj"] = module.get_parameter("in_proj_weight"), None if packed is None else Part(packed)
         else:
             for at, name in enumerate(("q_proj", "k_proj", "v_proj")):
                 rows = slice(at * width, (at + 1) * width)
                 weight = module.get_parameter(f"{name}_weight")
                 found[name] = weight, None if packed is None else Part(packed, rows)
         bias: nn.Parameter | None = module.out_proj.bias
-        found["out_proj"] = module.out_proj.weight, None if bias is None else Part(bias)
+        found["out_proj"] = module.out_proj.get_parameter("weight"), None if bias is None else Part(bias)
         return found
 
     def use(self, module: nn.Module, name: str, input: Tensor, rows: slice) -> FunctionalCall:

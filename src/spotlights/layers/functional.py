@@ -52,7 +52,7 @@ def _rows(whole: Tensor, part: Tensor) -> slice | None:
     """Which rows of a matrix a view of it is; None for any other view."""
     if part.shape[1:] != whole.shape[1:] or part.stride() != whole.stride():
         return None
-    first, rest = divmod(part.storage_offset() - whole.storage_offset(), whole.stride(0))
+    first, rest = divmod(int(part.storage_offset()) - int(whole.storage_offset()), whole.stride(0))
     return None if rest else slice(first, first + part.shape[0])
 
 

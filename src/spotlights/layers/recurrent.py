@@ -188,11 +188,11 @@ class GruAdapter(_RecurrentAdapter):
     ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
         of_ih, of_hh = "ih" + direction.suffix, "hh" + direction.suffix
         halves = ((of_ih, direction.weight_ih, direction.bias_ih), (of_hh, direction.weight_hh, direction.bias_hh))
-        gates = [
+        of_input, of_state = (
             nn.functional.linear(keys[name], weight.detach(), None if bias is None else bias.detach())
             for name, weight, bias in halves
-        ]
-        made = gru_errors(*gates, direction.weight_hh.detach(), times, keys[of_hh], gradients[0])
+        )
+        made = gru_errors(of_input, of_state, direction.weight_hh.detach(), times, keys[of_hh], gradients[0])
         return {of_ih: made[0], of_hh: made[1]}, made[0]
 
 
@@ -276,8 +276,9 @@ class _RecurrentCall(Call):
         self._outputs = layout.rows(returned)
         given = () if start is None else (start,) if isinstance(start, Tensor) else start
         self._starts = [layout.states(tensor) for tensor in given]
+        made: Any = output
         self._random_state = random_state
-        self._cells_are_whole = self._is_cell and isinstance(output, tuple) and _comes_from(*output)
+        self._cells_are_whole = self._is_cell and isinstance(output, tuple) and _comes_from(*made)
         self.chosen = layout.chosen
         self.nbytes = self._inputs.nbytes + self._outputs.nbytes
 
@@ -370,8 +371,8 @@ class _RecurrentCall(Call):
         module, layout = self._module, self._layout
         assert isinstance(module, nn.RNNBase)
         each = [self._starts_of(layer, d) for d in range(len(self._layers[layer]))]
-        starts = tuple(torch.stack(states) for states in zip(*each, strict=True))
-        start = starts if len(starts) > 1 else starts[0]
+        starts: tuple[Tensor, ...] = tuple(torch.stack(states) for states in zip(*each, strict=True))
+        start = starts if len(starts) != 1 else starts[0]
         weights = [parameter.detach() for direction in self._layers[layer] for parameter in direction.parameters]
         settings = weights, module.bias, 1, 0.0, module.training, module.bidirectional
         if layout.packed:

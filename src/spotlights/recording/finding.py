@@ -132,7 +132,9 @@ def _find_maps(model: nn.Module) -> list[_Found]:
     found: dict[tuple[object, ...], _Found] = {}
     for path, module in model.named_modules():
         adapter = adapter_for(module)
-        for name, linear in {} if adapter is None else adapter.maps(module).items():
+        if adapter is None:
+            continue
+        for name, linear in adapter.maps(module).items():
             users = found.setdefault(linear.identity, _Found()).users
             told = any(isinstance(user.adapter, FunctionalAdapter) for user in users)
             if told and not linear.transposed:

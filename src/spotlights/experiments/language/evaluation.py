@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spotlights.errors import SettingError
 from spotlights.experiments.language.neighbours import Asked, attended, by_chance, choose, longest_suffixes, untrained
+from spotlights.experiments.language.network import LanguageModel
 from spotlights.experiments.language.settings import LanguageSettings
 from spotlights.experiments.language.training import TrainedLanguage
 from spotlights.experiments.progress import stage
@@ -90,6 +91,7 @@ def evaluate(trained: TrainedLanguage, settings: LanguageSettings) -> Evaluation
     if not settings.kernels:
         raise SettingError('kernels=(): give at least one, such as "cosine".')
     data, train, seed = trained.data, trained.data.train.numbers, trained.seed
+    assert isinstance(trained.model, LanguageModel), "a GPT's passages are not judged"
     context = min(settings.context, len(data.test) // 2)
     asked = choose(trained.model, data.test.numbers, asked=settings.asked, context=context, seed=seed)
     contexts, end = asked.contexts, SAME_END[data.vocabulary.unit]

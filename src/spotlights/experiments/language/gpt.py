@@ -117,6 +117,7 @@ class GPT(nn.Module):
         hidden = self.dropout(self.embedding(tokens) + self.places(places))
         for number, block in enumerate(self.blocks):
             if number == looks_in:
+                assert isinstance(block, Block)
                 return block.looks(hidden)
             hidden = block(hidden)
         return self.head(self.norm(hidden[:, -1:] if last else hidden))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -34,7 +35,8 @@ def open_run(path: str | Path) -> tuple[TrainedLanguage, TextSettings]:
     if not (folder / MEMORY).exists():
         raise UnsupportedError(f"{folder} has no memory: it was thrown away. Run it again without --discard-memory.")
     run = load_run(folder)
-    data = experiment_named(name).load(settings)
+    experiment: Any = experiment_named(name)  # of text, so that it can load one
+    data = experiment.load(settings)
     if digest(data) != run.text_sha256:
         raise SettingError(f"{settings.text} is not the text any more that {folder} was trained on.")
     memory, surprise = sl.open(folder / MEMORY), run.surprise["train"]
