@@ -68,7 +68,8 @@ def transposed_convolutions(draw: st.DrawFn, batch: int | None = None) -> tuple[
     kernel, stride = each(1, 3 if dimensions < 3 else 2, "kernel"), each(1, 3 if dimensions < 3 else 2, "stride")
     dilation = each(1, 2, "dilation")
     reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-    padding = tuple(draw(st.integers(0, min(2, r)), label="padding") for r in reach)
+    room = [min(2, r, (r + s) // 2) for r, s in zip(reach, stride, strict=True)]  # something of the output is left
+    padding = tuple(draw(st.integers(0, most), label="padding") for most in room)
     more = tuple(draw(st.integers(0, max(s, d) - 1), label="more") for s, d in zip(stride, dilation, strict=True))
     groups = draw(st.sampled_from([1, 1, 2]), label="groups")
     in_channels, out_channels = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))

@@ -268,7 +268,7 @@ def test_a_run_opens_again_and_says_the_same(run: Path):
     file = load_run(run)
     assert isinstance(trained.model, GPT)
     assert settings.context == trained.model.context
-    assert all(check.relative_error < 1e-3 for check in file.exactness.values())
+    assert all(check.exact and check.relative_error < 5e-3 for check in file.exactness.values())  # float16
     assert file.surprise["test"] == pytest.approx(trained.model.surprise(trained.data.test.numbers), rel=1e-5)
     results = load_results(run, LanguageResults)
     assert [passages.what for passages in results.tables[0].ours] == ["score", "score", "contribution"]

@@ -219,10 +219,10 @@ def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module,
     model = unwrapped(model)
     modules = dict(model.named_modules())
     module = modules.get(path)
-    adapter = adapter_named(entry.kind)
-    if module is None and adapter is not None and adapter.handles(model):
+    adapter = _adapter(path, entry)
+    if module is None and adapter.handles(model):
         module = model  # recorded as the model itself, which has no name
-    if module is None or adapter is None or not adapter.handles(module):
+    if module is None or not adapter.handles(module):
         known = ", ".join(name for name in modules if name) or type(model).__name__
         raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
     linear = adapter.maps(module).get(entry.map)
