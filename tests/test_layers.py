@@ -67,7 +67,7 @@ def assert_parts_add_up(memory: sl.Memory, model: nn.Module, inputs: Tensor, lay
 
 
 def networks_of(memory: sl.Memory, model: nn.Module) -> list[nn.Module]:
-    """The weights' network and the slots', which calls modules as they were written: `Twice` makes two inputs of one."""
+    """The weights' network and the slots', which calls modules as they are written: `Twice` makes two inputs of one."""
     two = any(isinstance(module, Twice) for module in model.modules())
     return [memory.primal(model)] if two else [memory.primal(model), memory.dual(model)]
 
