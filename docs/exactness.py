@@ -109,7 +109,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "RMSNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.RMSNorm(4)),
     "BatchNorm": lambda: nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4)),
     "GroupNorm": lambda: nn.Sequential(nn.Linear(8, 4), nn.GroupNorm(2, 4)),
-    "Bilinear": _Twice,
+    "Bilinear": lambda: _ends_in(_Twice()),
     "F.linear": lambda: nn.Sequential(_Own()),
 }
 SHORT = {

@@ -205,7 +205,7 @@ def test_a_folded_run_killed_at_random_moments_is_readable_and_resumable(tmp_pat
     chance = random.Random(5)
     path, start, seen = tmp_path / "run.memory", 0, []
     context = processes()
-    for kill in range(20):
+    for kill in range(10):
         process = context.Process(target=_record_until_killed, args=(path, start))
         process.start()
         # However slow the machine is: some snapshots after it began, and a little later.
@@ -223,7 +223,7 @@ def test_a_folded_run_killed_at_random_moments_is_readable_and_resumable(tmp_pat
             _run(start, STEPS, path)
             _assert_finished(path, full)
             path, start = tmp_path / f"run{kill}.memory", 0
-    assert sum(0 < steps < STEPS for steps in seen) > 5, f"few kills came in the middle of a run: {seen}"
+    assert sum(0 < steps < STEPS for steps in seen) > 2, f"few kills came in the middle of a run: {seen}"
 
 
 def _newest(path: Path) -> int:
@@ -240,7 +240,7 @@ def test_a_folded_run_killed_at_any_call_to_the_file_system_is_readable_and_resu
     template = tmp_path / "template.memory"
     if start:
         _run(0, start, template)
-    for call in range(1, 60, 4):
+    for call in range(1, 60, 8):
         path = tmp_path / f"{call}.memory"
         if start:
             os.system(f"cp -r {template} {path}")
