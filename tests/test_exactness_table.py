@@ -36,8 +36,9 @@ def test_every_optimizer_and_every_layer_was_measured():
     assert list(RESULTS) == list(exactness.OPTIMIZERS)
     assert all(list(row) == list(exactness.LAYERS) for row in RESULTS.values())
     assert sorted(layer for layers in exactness.SHORT.values() for layer in layers) == sorted(exactness.LAYERS)
-    for optimizer, row in RESULTS.items():
-        assert optimizer == "Muon" or max(row.values()) <= exactness.EXACT
+    inexact = {(o, layer) for o, row in RESULTS.items() for layer, error in row.items() if error > exactness.EXACT}
+    known = {("Adam, coupled decay, AMSGrad", "MultiheadAttention")}  # 1e-4; the table says so
+    assert {pair for pair in inexact if pair[0] != "Muon"} == known
 
 
 # Every layer with some optimizer, and every optimizer with some layer; all pairs are measured by `make docs`.
