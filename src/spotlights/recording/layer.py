@@ -20,38 +20,10 @@ from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.slots import Rows, plain, sample_slice
 from spotlights.memory.storage import BufferPool, Storage
-from spotlights.recording.passes import Seen
+from spotlights.recording.passes import Met, Part, Standing
 from spotlights.recording.probe import Probe
 
 _NUMPY = (torch.float32, torch.float64, torch.float16)
-
-
-class _Pass:
-    """A layer's part of one backward pass."""
-
-    def __init__(self, layer: RecordedLayer) -> None:
-        self._layer = layer
-        self._fresh = layer.gradient_is_empty()
-        """What was pending has been thrown away since."""
-        self._gradient = layer.witness.grad
-        self._version = None if self._gradient is None else self._gradient._version
-        self._seen: list[Seen] = []
-        self._rows: list[Rows] = []
-
-    def note(self, seen: Seen) -> None:
-        self._seen.append(seen)
-
-    def copy(self, *, ended: bool) -> None:
-        due = [seen for seen in reversed(self._seen) if ended or seen.met.whole]
-        self._seen = [seen for seen in self._seen if not (ended or seen.met.whole)]
-        while due:  # one by one: each lets go of what it held
-            self._rows.append(self._layer.copy(due.pop()))
-
-    def end(self) -> None:
-        gradient = self._layer.witness.grad
-        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
-        if gradient is not None and (gradient is not self._gradient or gradient._version != self._version):
-            self._layer.accept(self._rows, fresh=self._fresh)
 
 
 class RecordedLayer:
@@ -145,13 +117,16 @@ class RecordedLayer:
 
     # -- a backward pass -------------------------------------------------------------------
 
-    def begin_pass(self) -> _Pass:
+    def before_pass(self) -> Standing:
         self._notice_frozen()
-        return _Pass(self)
+        if self.gradient_is_empty():  # what was pending has been thrown away
+            self.forget()
+        gradient = self.witness.grad
+        return Standing(gradient, None if gradient is None else gradient._version)
 
-    def copy(self, seen: Seen) -> Rows:
+    def copy(self, met: Met, part: Part) -> Rows:
         """The slots of one call, encoded."""
-        met, (name, turned, columns) = seen
+        name, turned, columns = part
         keys, may_repeat = met.keys[name], met.may_repeat
         errors = met.errors[name] if self._errors else None
         if turned:
@@ -173,18 +148,17 @@ class RecordedLayer:
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         """Starts from the scale that such rows had last: it most often fits again."""
         last, like = self._scales.get(what, (None, None))
-        stored, scale = self._storage.encode(rows, self._pool, like=like)
+        stored, scale = self._storage.encode(rows, self._pool, (self.name, what), like=like)
         if scale is not None and scale is not last and len(scale):
             self._scales[what] = scale, float(scale[0])
         return stored, scale
 
-    def accept(self, rows: list[Rows], *, fresh: bool) -> None:
-        """A pass has added to the gradient; `fresh` if that was empty before."""
-        if fresh:
-            self.forget()
-        self._pending += rows
-        assert self.witness.grad is not None
-        self._gradient_version = self.witness.grad._version
+    def after_pass(self, before: Standing, rows: list[Rows]) -> None:
+        gradient = self.witness.grad
+        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
+        if gradient is not None and (gradient is not before.gradient or gradient._version != before.version):
+            self._pending += rows
+            self._gradient_version = gradient._version
 
     def _notice_frozen(self) -> None:
         """Parameters may be frozen and unfrozen while training goes on."""
