@@ -30,8 +30,8 @@ def test_copies_of_the_fables_with_other_surroundings_have_the_same_body():
 
 def test_the_papers_queries_fall_into_the_test_text_of_the_fables():
     aesop = need("aesop")
-    assert len(aesop.test) == 20_000
-    assert len(aesop.train) == 117_690
+    assert len(aesop.test) == 16_667
+    assert len(aesop.train) == 121_023
     spoken = aesop.test.tokens.replace("\n", " ")
     assert "glad to take himself off as fast as" in spoken
     assert "the Lamb a little d" in spoken

@@ -130,7 +130,7 @@ FASHION_MNIST = ImageEntry(
 AESOP = TextEntry(
     name="aesop",
     unit="character",
-    test_tokens=20_000,
+    test_tokens=16_667,
     files={
         "text": (
             DataFile(
