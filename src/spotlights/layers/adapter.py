@@ -98,9 +98,9 @@ class LinearMap:
 class Call(ABC):
     """One call of a module: what its maps saw. Lives from the forward pass to the end of the backward pass.
 
-    It holds none of the tensors that the module returned, which hold it. All methods answer for every map of the module by its name. Rows keep
-    the leading shape of the call, `(batch, …, features)`, so that the columns of `recorder.batch` can be matched to
-    them; they are flattened only when they are stored.
+    It holds none of the tensors that the module returned: they hold it. All methods answer for every map of the module
+    by its name. Rows keep the leading shape of the call, `(batch, …, features)`, so that the columns of
+    `recorder.batch` can be matched to them; they are flattened only when they are stored.
     """
 
     may_repeat: bool = False

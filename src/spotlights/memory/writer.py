@@ -41,7 +41,7 @@ from spotlights.memory.manifest import (
     write_manifest,
 )
 from spotlights.memory.moments import FILE as MOMENTS
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain
+from spotlights.memory.slots import LayerStep, StepRecord, plain
 from spotlights.memory.storage import BufferPool, joined
 from spotlights.memory.tensors import map_tensors, write_tensors
 

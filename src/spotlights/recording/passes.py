@@ -75,9 +75,11 @@ class PassedLayer(Protocol):
 
     def before_pass(self) -> Standing:
         """A pass begins that may reach the layer."""
+        ...
 
     def copy(self, met: Met, part: Part) -> Rows:
         """The slots of one call."""
+        ...
 
     def after_pass(self, before: Standing, rows: list[Rows]) -> None:
         """The pass has succeeded."""
