@@ -58,7 +58,7 @@ def test_estimates_are_right_on_average_and_as_far_off_as_they_say(whole: tuple[
     for seed in range(SEEDS):
         record(tmp_path / f"{seed}.memory", seed, sample=0.5, sample_steps=0.6)
         for name, totals in _measures(sl.open(tmp_path / f"{seed}.memory"), model):
-            columns = [totals.groups.index(group) for group in truths[name].groups]
+            columns = [0] if totals.binned else [totals.groups.index(group) for group in truths[name].groups]
             found[name].append((totals.values[:, columns], totals.standard_errors[:, columns]))
     for name, truth in truths.items():
         values, errors = (torch.stack(each) for each in zip(*found[name], strict=True))
@@ -106,7 +106,7 @@ def test_training_and_its_random_numbers_are_untouched(tmp_path: Path):
 
 
 def test_a_sample_of_everything_is_the_ordinary_memory(whole: tuple[nn.Module, sl.Memory], tmp_path: Path):
-    record(tmp_path / "run.memory", sample=1.0, sample_steps=1)
+    record(tmp_path / "run.memory", sample=1.0, sample_steps=1.0)
     for name in ("segments/000000-rank0.safetensors", "initial.safetensors", "final.safetensors"):
         assert (tmp_path / "run.memory" / name).read_bytes() == (whole[1].path / name).read_bytes()
     assert json.loads((tmp_path / "run.memory" / "memory.json").read_text())["sample"] is None
@@ -188,7 +188,7 @@ def test_contributions_under_a_preconditioner_are_refused(tmp_path: Path):
 def test_wrong_shares_are_refused(tmp_path: Path):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for wrong in ({"sample": 0.0}, {"sample": 1.5}, {"sample_steps": -1}, {"sample": 0.5, "fold": "example"}):
+    for wrong in ({"sample": 0.0}, {"sample": 1.5}, {"sample_steps": -1.0}, {"sample": 0.5, "fold": "example"}):
         with pytest.raises(sl.SettingError):
             sl.record(model, optimizer, tmp_path / "run.memory", **wrong)
 

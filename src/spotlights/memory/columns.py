@@ -157,9 +157,13 @@ class Batch:
         self._fold = fold
         self._spread: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
-    def rows(self, lead: Sequence[int], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
-        """The columns for a layer whose input has the leading shape `lead`."""
+    def rows(
+        self, lead: Sequence[int], layer: str, *, shared: bool | None = False
+    ) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
+        """The columns for a layer whose input has the leading shape `lead`; `shared` is as in `Call`."""
         lead = tuple(lead)
+        if shared is not False and self._is_shared(lead, layer, counts_up=bool(shared)):
+            return self._of_all(lead, layer)
         if lead not in self._spread:
             shaped = self._unflattened(lead)
             found = {
@@ -171,6 +175,33 @@ class Batch:
                 matched["position"] = at
             self._spread[lead] = self._identified(matched, layer) if self._fold else matched
         return self._spread[lead]
+
+    def _is_shared(self, lead: tuple[int, ...], layer: str, *, counts_up: bool) -> bool:
+        """Whether rows that may be the same for all examples are: they do not fit the examples, or only by chance."""
+        given = [c.shape for c in self._columns.values() if c.ndim]
+        if counts_up and all(shape[0] > 1 for shape in given):
+            if lead[0] == 1 and given:
+                return True
+            if any(len(shape) == 2 and shape[1:] == lead for shape in given):
+                return True
+        shaped = self._unflattened(lead)
+        try:
+            for name, column in self._columns.items():
+                spread(name, column, lead if column.shape == lead else shaped, layer)
+        except ShapeMismatchError:
+            return True
+        return False
+
+    def _of_all(self, lead: tuple[int, ...], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
+        """Rows of no single example have a position, and what is said of the whole batch."""
+        if self._fold:
+            raise SettingError(
+                f'Layer "{layer}" is called on what is the same for all examples, such as their positions: it has no '
+                "visits of an example to add up. Leave it out (layers=…)."
+            )
+        rows = math.prod(lead)
+        whole = {name: np.full(rows, column) for name, column in self._columns.items() if not column.ndim}
+        return {**whole, "position": np.arange(rows)}
 
     def _identified(self, columns: dict[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
         """Columns whose `example`, with `position` if it is there, say which slot of a folded memory a row is of."""
