@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import spotlights as sl
 from training import examples, network, same, state, train
 
-STEPS, SEEDS = 20, 40
+STEPS, SEEDS = 20, 30
 
 
 def record(path: Path, seed: int = 0, optimizer: type = torch.optim.SGD, **settings: Any) -> nn.Module:

@@ -170,7 +170,8 @@ class SampledTotalsReducer(TotalsReducer):
         sums = values.new_zeros(len(values), len(cells)).index_add_(1, cell, values)
         self.step_squares.index_add_(1, cells % groups, sums.square_())
 
-    def merge(self, other: SampledTotalsReducer) -> None:
+    def merge(self, other: TotalsReducer) -> None:
+        assert isinstance(other, SampledTotalsReducer)
         super().merge(other)
         self.squares += other.squares
         self.step_squares += other.step_squares
