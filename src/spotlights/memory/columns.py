@@ -162,8 +162,16 @@ class Batch:
     ) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
         """The columns for a layer whose input has the leading shape `lead`; `shared` is as in `Call`."""
         lead = tuple(lead)
-        if shared is not False and self._is_shared(lead, layer, counts_up=bool(shared)):
+        if shared and self._fit_by_chance(lead):
             return self._of_all(lead, layer)
+        try:
+            return self._fitted(lead, layer)
+        except ShapeMismatchError:
+            if shared is False:
+                raise
+            return self._of_all(lead, layer)
+
+    def _fitted(self, lead: tuple[int, ...], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
         if lead not in self._spread:
             shaped = self._unflattened(lead)
             found = {
@@ -176,21 +184,12 @@ class Batch:
             self._spread[lead] = self._identified(matched, layer) if self._fold else matched
         return self._spread[lead]
 
-    def _is_shared(self, lead: tuple[int, ...], layer: str, *, counts_up: bool) -> bool:
-        """Whether rows that may be the same for all examples are: they do not fit the examples, or only by chance."""
-        given = [c.shape for c in self._columns.values() if c.ndim]
-        if counts_up and all(shape[0] > 1 for shape in given):
-            if lead[0] == 1 and given:
-                return True
-            if any(len(shape) == 2 and shape[1:] == lead for shape in given):
-                return True
-        shaped = self._unflattened(lead)
-        try:
-            for name, column in self._columns.items():
-                spread(name, column, lead if column.shape == lead else shaped, layer)
-        except ShapeMismatchError:
-            return True
-        return False
+    def _fit_by_chance(self, lead: tuple[int, ...]) -> bool:
+        """Whether rows that count up are positions even if there are as many of them as there are examples."""
+        given = [column.shape for column in self._columns.values() if column.ndim]
+        if any(shape[0] == 1 for shape in given):
+            return False  # of one example, which they are of then
+        return any(lead[0] == 1 or shape[1:] == lead for shape in given)
 
     def _of_all(self, lead: tuple[int, ...], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
         """Rows of no single example have a position, and what is said of the whole batch."""

@@ -33,9 +33,6 @@ class Sample:
         of_rows = "all slots" if self.rows == 1.0 else f"{100 * self.rows:g} % of the slots"
         return of_rows if self.steps == 1.0 else f"{of_rows} of {100 * self.steps:g} % of the steps"
 
-    def draw(self, seed: int, step: int, rank: int) -> Draw:
-        return Draw(self, seed, step, rank)
-
     def total(self, kept: Float[Tensor, "queries groups"]) -> Float[Tensor, "queries groups"]:
         """The estimate of a sum over all slots, from the sum over those that were kept."""
         return kept / self.probability

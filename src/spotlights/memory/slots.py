@@ -159,7 +159,7 @@ class LayerStep:
     """Where only some slots are kept: what all of them sum up to in the blocks of `gradients`."""
 
     def thinned(self, draw: Draw, entry: LayerEntry) -> LayerStep:
-        """The same step with some of its slots. What it was is compared with the gradients as a whole."""
+        """The same step with some of its slots; what the gradients are compared with is the sum of all."""
         kept = (rows.some(draw.rows(len(rows))) for rows in self.rows)
         explained = explain(self.gradients, self.rows, entry)
         return replace(self, rows=[rows for rows in kept if len(rows)], explained=explained)

@@ -37,7 +37,7 @@ from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.sampling import Sample
+from spotlights.memory.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
@@ -468,7 +468,7 @@ class Recorder:
         assert self._writer is not None
         manifest = self._writer.manifest
         seed = int(manifest.run, 16) if manifest.run else manifest.seed or 0
-        draw = sample.draw(seed, self.step, self._processes.rank)
+        draw = Draw(sample, seed, self.step, self._processes.rank)
         kept = {name: step.thinned(draw, manifest.layers[name]) for name, step in layers.items()}
         for step in layers.values():
             for rows in step.rows:
