@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -76,7 +77,7 @@ class Listener:
                 parts[layer] = Part(name, turned, rows)
             for place, tensor in enumerate(outputs):
                 if tensor.requires_grad:
-                    tensor.register_hook(_reached(passes, call, (place, len(outputs)), parts))
+                    tensor.register_hook(partial(passes.note, call, (place, len(outputs)), parts))
 
         def batch_to_hear(outputs: list[Tensor]) -> Batch | None:
             training = self.module.training and torch.is_grad_enabled()
@@ -119,14 +120,6 @@ class Listener:
             return watch(adapter.weights(self.module)[name][0], use)
 
         return [watched(name) for name in self.heard]
-
-
-def _reached(passes: Passes, call: Call, place: tuple[int, int], parts: Parts) -> Callable[[Tensor | None], None]:
-    def hook(gradient: Tensor | None) -> None:
-        if gradient is not None:  # a neighbour was reached
-            passes.note(call, place, gradient, parts)
-
-    return hook
 
 
 class _Hook(Untraced):

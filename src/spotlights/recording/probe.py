@@ -41,7 +41,7 @@ class Probe:
             if name in self._features:
                 at = (units, self._features[name][self._turn % len(self._features[name])])
             seen = self._numbers(gradient, at, loss_scale)
-            if not seen.any():
+            if not (seen.size and seen.item(0)) and not seen.any():
                 if not bool(gradient.any()):
                     found[name] = GradientBlock(seen, None)
                     continue
@@ -69,10 +69,12 @@ class Probe:
 
     def _numbers(self, gradient: Float[Tensor, "..."], at: tuple[Part, ...], loss_scale: float) -> np.ndarray:
         # numpy: for so few numbers, most of the time of a torch operation is its call.
+        if gradient.requires_grad:
+            gradient = gradient.detach()
         if gradient.is_cpu and gradient.dtype == self._dtype:
-            part = gradient.detach().numpy()[at].copy()
+            part = gradient.numpy()[at].copy()
         else:
-            part = gradient.detach()[at].to("cpu", self._dtype).numpy().copy()
+            part = gradient[at].to("cpu", self._dtype).numpy().copy()
         return part if loss_scale == 1.0 else part / part.dtype.type(loss_scale)
 
 

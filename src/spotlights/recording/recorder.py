@@ -180,7 +180,7 @@ class Recorder:
             pool=self._pool,
             turned=errors and fold is None,
         )
-        self._passes = Passes()
+        self._passes = Passes(self._layers.values())
         self._handles: list[Handle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
