@@ -17,7 +17,7 @@ from spotlights.layers.embedding_bag import EmbeddingBagAdapter
 from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
-from spotlights.layers.recurrent import GruAdapter, LstmAdapter
+from spotlights.layers.recurrent import GruAdapter, LstmAdapter, RnnAdapter
 from spotlights.layers.transposed_convolution import TransposedConvolutionAdapter
 
 ADAPTERS: list[ModuleAdapter] = [
@@ -35,6 +35,8 @@ ADAPTERS: list[ModuleAdapter] = [
     BilinearAdapter(),
     LstmAdapter(),
     GruAdapter(),
+    RnnAdapter("tanh"),
+    RnnAdapter("relu"),
 ]
 
 

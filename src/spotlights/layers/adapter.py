@@ -112,6 +112,10 @@ class Call(ABC):
     chosen: Int64[Tensor, "rows"] | None = None
     """Where not all of the leading shape are rows (a packed sequence): the rows' places in it, flattened."""
 
+    shared: bool | None = False
+    """Whether the rows may be of no single example but of all, as those of an embedding of positions; None if nothing
+    but their shape tells."""
+
     @abstractmethod
     def leads(self) -> Mapping[str, Sequence[int]]:
         """The leading shape of the rows."""

@@ -150,6 +150,28 @@ def lstm_errors(
     return errors
 
 
+def rnn_errors(
+    slopes: Float[Tensor, "rows hidden"],
+    weight_hh: Float[Tensor, "hidden hidden"],
+    times: Times,
+    state_gradient: States,
+) -> Float[Tensor, "rows hidden"]:
+    """The gradients of a plain recurrent layer's states before their nonlinearity. Overwrites slopes and gradient.
+
+    Args:
+        slopes: of the nonlinearity, at `W_ih x + b_ih + W_hh h + b_hh`.
+        weight_hh: how the next state depends on a state.
+        times: which rows follow each other.
+        state_gradient: what reaches each state from outside the layer.
+    """
+    error_steps, state_steps = times.split(slopes), times.split(state_gradient)
+    for at, before, old in reversed(times.steps):
+        error_steps[at].mul_(state_steps[at])
+        if old:
+            state_steps[before][:old].addmm_(error_steps[at][:old], weight_hh)
+    return slopes
+
+
 def gru_errors(
     gates_ih: Float[Tensor, "rows gates"],
     gates_hh: Float[Tensor, "rows gates"],

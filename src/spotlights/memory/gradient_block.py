@@ -48,7 +48,8 @@ def blocks_of(log: Sequence[LayerStep], entry: LayerEntry) -> tuple[Entries, Ent
         shape = len(log), min(UNITS, entry.out_features) * features
         seen[name], explained[name] = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
     for at, step in enumerate(log):
-        for name, found in _explain(step.gradients, step.rows, entry).items():
+        sums = explain(step.gradients, step.rows, entry) if step.explained is None else step.explained
+        for name, found in sums.items():
             seen[name][at], explained[name][at] = step.gradients[name].seen.reshape(-1), found.reshape(-1)
     return seen, explained
 
@@ -82,7 +83,7 @@ def _without_absent(
     return np.where(absent, np.zeros((), seen.dtype), seen)
 
 
-def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: LayerEntry) -> dict[str, np.ndarray]:
+def explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: LayerEntry) -> dict[str, np.ndarray]:
     """The same blocks of `Σ δ⊗k` and `Σ δ`."""
     found = {name: np.zeros_like(block.seen) for name, block in blocks.items()}
     for each in rows:

@@ -8,14 +8,17 @@ are kept once, `LAYER/column/NAME`, the step log under `/log/`, and now and then
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from spotlights.memory.gradient_block import GradientBlock
+from spotlights.memory.gradient_block import GradientBlock, explain
+from spotlights.memory.manifest import LayerEntry
+from spotlights.memory.sampling import Draw
+from spotlights.memory.storage import BufferPool
 
 KEYS, KEY_SCALE, ERRORS, ERROR_SCALE, INDEX = "keys", "key_scale", "errors", "error_scale", "index"
 NORMS = "norms"
@@ -103,6 +106,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def some(self, chosen: Int64[Tensor, "chosen"]) -> Rows:
+        """Some of the slots."""
+        keys, key_scale, errors, error_scale = (
+            None if tensor is None else tensor[chosen]
+            for tensor in (self.keys, self.key_scale, self.errors, self.error_scale)
+        )
+        assert keys is not None
+        columns = {name: column[chosen.numpy()] for name, column in self.columns.items()}
+        return replace(self, keys=keys, key_scale=key_scale, errors=errors, error_scale=error_scale, columns=columns)
+
+    def give_back(self, pool: BufferPool) -> None:
+        """Nobody needs these any more."""
+        pool.give(self.keys)
+        if self.errors is not None:
+            pool.give(self.errors)
+
     def some_keys(self, features: slice) -> Float[np.ndarray, "rows features"]:
         """Columns of the keys, as numbers again."""
         return _numbers(self.keys, self.key_scale, features)
@@ -136,6 +155,14 @@ class LayerStep:
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""
     samples: dict[str, Shaped[np.ndarray, "sample"]] = field(default_factory=dict)
+    explained: dict[str, Float[np.ndarray, "..."]] | None = None
+    """Where only some slots are kept: what all of them sum up to in the blocks of `gradients`."""
+
+    def thinned(self, draw: Draw, entry: LayerEntry) -> LayerStep:
+        """The same step with some of its slots; what the gradients are compared with is the sum of all."""
+        kept = (rows.some(draw.rows(len(rows))) for rows in self.rows)
+        explained = explain(self.gradients, self.rows, entry)
+        return replace(self, rows=[rows for rows in kept if len(rows)], explained=explained)
 
 
 @dataclass(frozen=True)

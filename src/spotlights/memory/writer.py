@@ -309,12 +309,11 @@ class MemoryWriter:
             columns=self._columns.entries(),
             layers=layers,
         )
-        for record in steps:
-            for layer in record.layers.values():
-                for rows in layer.rows:
-                    self._pool.give(rows.keys)
-                    if rows.errors is not None:
-                        self._pool.give(rows.errors)
+        if self._manifest.sample is None:  # rows of a sample have shapes of their own, which do not come again
+            for record in steps:
+                for layer in record.layers.values():
+                    for rows in layer.rows:
+                        rows.give_back(self._pool)
 
     def _replace(self, **changes: object) -> None:
         manifest = dataclasses.replace(self._manifest, **changes)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class Listener:
             parts: Parts = {}
             for name in maps:
                 layer, _, turned = self.heard[name]
-                rows = batch.rows(leads[name], layer.name)
+                rows = batch.rows(leads[name], layer.name, shared=call.shared)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if chosen is not None:

@@ -37,6 +37,7 @@ from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
+from spotlights.memory.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
@@ -61,6 +62,8 @@ def record(
     errors: bool = True,
     fold: str | None = None,
     fold_from: int = 0,
+    sample: float = 1.0,
+    sample_steps: float = 1.0,
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -81,6 +84,10 @@ def record(
             text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
         fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
             `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
+        sample: the probability with which each slot (a token, a position of a convolution) is kept, for runs too large
+            to keep whole: 0.1 keeps a tenth. Totals, contributions and influence are then estimates, with standard
+            errors; weights, masks and verify need all slots. Contributions under sampling need SGD.
+        sample_steps: the same for whole steps; the step log is kept of all.
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -95,6 +102,12 @@ def record(
         raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
     if fold and dtype == "int8":
         raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
+    for name, share in (("sample", sample), ("sample_steps", sample_steps)):
+        if not 0 < share <= 1:
+            raise SettingError(f"{name}={share}: give a probability above 0; 1 keeps all.")
+    sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
+    if fold and sampled:
+        raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
     return Recorder(
         model,
         optimizer,
@@ -103,6 +116,7 @@ def record(
         dtype=dtype,
         errors=errors and fold is None,
         fold=None if fold is None else FoldEntry(fold, fold_from),
+        sample=sampled,
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
@@ -132,6 +146,7 @@ class Recorder:
         dtype: str,
         errors: bool,
         fold: FoldEntry | None,
+        sample: Sample | None,
         resume: bool,
         overwrite: bool,
         segment_bytes: int,
@@ -148,6 +163,7 @@ class Recorder:
         self._chosen = patterns is not None
         self._errors = errors
         self._fold = fold
+        self._sample = sample
         self._first_step = 0 if fold is None else fold.from_step
         self._dtype = dtype
         self._resume = resume
@@ -254,6 +270,7 @@ class Recorder:
             "layers": entries,
             "errors": self._errors,
             "fold": self._fold,
+            "sample": self._sample,
             "optimizer": optimizer,
             "ranks": self._processes.count,
         }
@@ -403,8 +420,8 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if not self.step or self._processes.rank or not self._writer.starts_segment:
-            return {}
+        if not self.step or self._processes.rank or not self._writer.starts_segment or self._sample:
+            return {}  # of a sample, P cannot be found again
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
             for parameter_name, logged in staged.rule.items():
@@ -434,6 +451,8 @@ class Recorder:
                     staged.rule,
                     self._layers[name].settle(),
                 )
+        if self._sample is not None:
+            layers = self._thinned(layers, self._sample)
         state, self._staged, self._state = self._state, {}, {}
         self._batch = Batch(fold=self._fold is not None)
         self._was_paused = self._paused > 0
@@ -443,6 +462,18 @@ class Recorder:
         if self._writer.failure is not None:
             self._unhook()
             self._warn_stopped(self._writer.failure)
+
+    def _thinned(self, layers: dict[str, LayerStep], sample: Sample) -> dict[str, LayerStep]:
+        """What a sample keeps of a step."""
+        assert self._writer is not None
+        manifest = self._writer.manifest
+        seed = int(manifest.run, 16) if manifest.run else manifest.seed or 0
+        draw = Draw(sample, seed, self.step, self._processes.rank)
+        kept = {name: step.thinned(draw, manifest.layers[name]) for name, step in layers.items()}
+        for step in layers.values():
+            for rows in step.rows:
+                rows.give_back(self._pool)
+        return kept
 
     def _unhook(self) -> None:
         for handle in self._handles:

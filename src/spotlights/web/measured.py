@@ -64,7 +64,7 @@ class Measured:
     @property
     def caution(self) -> str | None:
         """In a word or two, what the note explains."""
-        if self.kind.estimate:
+        if self.kind.estimate or self.parts[0].sample is not None:
             return "estimate"
         return "first order" if not self.exact else "approximate" if self.note else None
 
