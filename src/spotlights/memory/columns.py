@@ -81,7 +81,10 @@ class ColumnTable:
             )
         if not name.isidentifier():
             raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
-        if isinstance(values, str) and self._kinds.get(name) == "string":
+        known = self._kinds.get(name)
+        if known == "int" and isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() <= 2:
+            return values.numpy().copy() if values.is_cpu else values.cpu().numpy()  # as nearly always
+        if isinstance(values, str) and known == "string":
             codes = self._codes[name]
             return np.array(codes.setdefault(values, len(codes)), dtype=np.int64)
         array = _as_array(name, values)

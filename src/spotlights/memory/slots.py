@@ -89,7 +89,7 @@ def plain(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that costs several times as much, at every step
 class Rows:
     """The slots of one call of one layer, encoded for storage."""
 
@@ -133,8 +133,8 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.keys, self.key_scale, self.errors, self.error_scale, *self.columns.values())
-        return sum(part.nbytes for part in parts if part is not None)
+        columns = 8 * len(self) * len(self.columns)
+        return self.keys.nbytes + (0 if self.errors is None else self.errors.nbytes) + columns
 
 
 def _numbers(stored: Shaped[Tensor, "rows all"], scale: Float[Tensor, "rows"] | None, part: slice) -> np.ndarray:
@@ -144,7 +144,7 @@ def _numbers(stored: Shaped[Tensor, "rows all"], scale: Float[Tensor, "rows"] | 
     return numbers.astype(np.float32) * scale.numpy()[:, None]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LayerStep:
     """What one optimizer step left behind in one layer."""
 
@@ -155,6 +155,7 @@ class LayerStep:
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""
     samples: dict[str, Shaped[np.ndarray, "sample"]] = field(default_factory=dict)
+    """Entries of the parameters after the step (see `sample_slice`)."""
     explained: dict[str, Float[np.ndarray, "..."]] | None = None
     """Where only some slots are kept: what all of them sum up to in the blocks of `gradients`."""
 
@@ -165,7 +166,7 @@ class LayerStep:
         return replace(self, rows=[rows for rows in kept if len(rows)], explained=explained)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepRecord:
     """What one optimizer step left behind."""
 

@@ -80,8 +80,12 @@ class Listener:
                     tensor.register_hook(partial(passes.note, call, (place, len(outputs)), parts))
 
         def batch_to_hear(outputs: list[Tensor]) -> Batch | None:
-            training = self.module.training and torch.is_grad_enabled()
-            return current_batch() if training and any(tensor.requires_grad for tensor in outputs) else None
+            if not (self.module.training and torch.is_grad_enabled()):
+                return None
+            for tensor in outputs:
+                if tensor.requires_grad:
+                    return current_batch()
+            return None
 
         if isinstance(self.adapter, FunctionalAdapter):
             return self._watch(self.adapter, batch_to_hear, hear)

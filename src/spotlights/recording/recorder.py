@@ -13,7 +13,6 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,12 +32,11 @@ from spotlights.layers.untraced import Untraced, compiled_graphs
 from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
-from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.sampling import Draw, Sample
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
+from spotlights.memory.slots import LayerStep, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
@@ -123,16 +121,6 @@ def record(
     )
 
 
-@dataclass(frozen=True)
-class _Staged:
-    """A layer's part of a step that the optimizer is about to take."""
-
-    rows: list[Rows]
-    gradients: dict[str, GradientBlock]
-    moved: bool
-    rule: dict[str, list[float]]
-
-
 class Recorder:
     """Records while its `with` block runs; made by `record`."""
 
@@ -191,7 +179,8 @@ class Recorder:
         self._warned_unseen = False
         self._seen = False
         """A slot has been recorded."""
-        self._staged: dict[str, _Staged] = {}
+        self._staged: dict[str, LayerStep] = {}
+        """The step that the optimizer is about to take."""
         self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
@@ -387,7 +376,8 @@ class Recorder:
                     )
                 if not rows and gradients is not None:
                     unseen.append(layer)
-                self._staged[name] = _Staged(rows, gradients or {}, layer.moved(), rule)
+                compared = gradients if gradients is not None and self._errors else {}
+                self._staged[name] = LayerStep(rows, compared, layer.moved(), rule)
             self._state = self._due_state()
         self._seen |= any(staged.rows for staged in self._staged.values())
         if unseen:
@@ -441,16 +431,10 @@ class Recorder:
         if not self._staged or (skipped is not None and float(skipped) != 0.0):
             self._staged = {}
             return
-        layers = {}
+        layers = self._staged
         with torch.no_grad():
-            for name, staged in self._staged.items():
-                layers[name] = LayerStep(
-                    staged.rows,
-                    staged.gradients if self._errors else {},
-                    staged.moved,
-                    staged.rule,
-                    self._layers[name].settle(),
-                )
+            for name, staged in layers.items():
+                staged.samples = self._layers[name].settle()
         if self._sample is not None:
             layers = self._thinned(layers, self._sample)
         state, self._staged, self._state = self._state, {}, {}
