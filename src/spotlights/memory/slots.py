@@ -122,26 +122,10 @@ class Rows:
         if self.errors is not None:
             pool.give(self.errors)
 
-    def some_keys(self, features: slice) -> Float[np.ndarray, "rows features"]:
-        """Columns of the keys, as numbers again."""
-        return _numbers(self.keys, self.key_scale, features)
-
-    def some_errors(self, units: slice) -> Float[np.ndarray, "rows units"]:
-        """Columns of the errors, as numbers again."""
-        assert self.errors is not None
-        return _numbers(self.errors, self.error_scale, units)
-
     @property
     def nbytes(self) -> int:
         columns = 8 * len(self) * len(self.columns)
         return self.keys.nbytes + (0 if self.errors is None else self.errors.nbytes) + columns
-
-
-def _numbers(stored: Shaped[Tensor, "rows all"], scale: Float[Tensor, "rows"] | None, part: slice) -> np.ndarray:
-    numbers = stored.numpy()[:, part]
-    if scale is None:
-        return numbers
-    return numbers.astype(np.float32) * scale.numpy()[:, None]
 
 
 @dataclass(slots=True)
@@ -156,13 +140,13 @@ class LayerStep:
     """Fields of the update rule, for weight and bias."""
     samples: dict[str, Shaped[np.ndarray, "sample"]] = field(default_factory=dict)
     """Entries of the parameters after the step (see `sample_slice`)."""
-    explained: dict[str, Float[np.ndarray, "..."]] | None = None
+    explained: dict[str, Float[np.ndarray, "1 ..."]] | None = None
     """Where only some slots are kept: what all of them sum up to in the blocks of `gradients`."""
 
     def thinned(self, draw: Draw, entry: LayerEntry) -> LayerStep:
         """The same step with some of its slots; what the gradients are compared with is the sum of all."""
         kept = (rows.some(draw.rows(len(rows))) for rows in self.rows)
-        explained = explain(self.gradients, self.rows, entry)
+        explained = explain([self], entry)
         return replace(self, rows=[rows for rows in kept if len(rows)], explained=explained)
 
 

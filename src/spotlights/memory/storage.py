@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar
 
@@ -82,29 +82,30 @@ class BufferPool:
             del self._use[tensor.data_ptr()]
 
 
-def joined(blocks: Sequence[Shaped[Tensor, "_ *row"]]) -> list[Shaped[Tensor, "_ *row"]]:
+def follows(before: Shaped[Tensor, "..."], after: Shaped[Tensor, "..."]) -> bool:
+    """Whether a block of rows lies right behind another one of its shape, in the same piece of room."""
+    return (
+        after.data_ptr() == before.data_ptr() + before.nbytes
+        and before.shape == after.shape
+        # Two pieces may lie side by side by chance.
+        and after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    )
+
+
+def joined(blocks: Iterable[Shaped[Tensor, "_ *row"]]) -> list[Shaped[Tensor, "_ *row"]]:
     """The same rows in fewer blocks: those that lie one behind the other are one."""
-    found: list[Tensor] = []
-    for run in _runs(blocks):
-        first = run[0]
-        rows = sum(map(len, run))
-        found.append(first if len(run) == 1 else first.as_strided((rows, *first.shape[1:]), first.stride()))
-    return found
-
-
-def _runs(blocks: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    run: list[Tensor] = []
-    end = -1
+    runs: list[list[Tensor]] = []
     for block in blocks:
-        address = block.data_ptr()
-        # Of one piece of room: two such may lie side by side by chance, but belong to two storages.
-        if run and (address != end or block.untyped_storage().data_ptr() != run[0].untyped_storage().data_ptr()):
-            yield run
-            run = []
-        run.append(block)
-        end = address + block.nbytes
-    if run:
-        yield run
+        if runs and follows(runs[-1][-1], block):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [_as_one(run) for run in runs]
+
+
+def _as_one(run: list[Tensor]) -> Tensor:
+    first = run[0]
+    return first if len(run) == 1 else first.as_strided((len(run) * len(first), *first.shape[1:]), first.stride())
 
 
 class Storage(ABC):

@@ -407,7 +407,7 @@ def _rank_directories(directory: Path) -> list[Path]:
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
-    return [block.numpy() for block in joined([tensor for tensor in tensors if tensor is not None])]
+    return [block.numpy() for block in joined(tensor for tensor in tensors if tensor is not None)]
 
 
 def _together(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:

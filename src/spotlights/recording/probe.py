@@ -1,7 +1,7 @@
 """The probe: which blocks of the gradients are kept with a step, to be compared with what its slots explain.
 
-One block of some output units by some input features of each weight, other ones at each step, so that all have their
-turn. Here they are only cut out; the comparison is `memory.gradient_block.compare`, in the writer's own time.
+One block of some output units by some input features of each weight, other ones after some steps, so that all have
+their turn. Here they are only cut out; the comparison is `memory.gradient_block.compare`, in the writer's own time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from spotlights.layers import LinearMap
 from spotlights.memory.gradient_block import FEATURES, UNITS, GradientBlock, Part
+
+_STAYS = 16
+"""Steps that look at the same block: the writer compares them at once."""
 
 
 class Probe:
@@ -35,11 +38,13 @@ class Probe:
         self._turn += 1
         found: dict[str, GradientBlock] = {}
         used = False
-        units = self._units[self._turn % len(self._units)]
+        turn = self._turn // _STAYS
+        units = self._units[turn % len(self._units)]
         for name, gradient in gradients.items():
             at = (units,)
             if name in self._features:
-                at = (units, self._features[name][self._turn % len(self._features[name])])
+                blocks = self._features[name]
+                at = (units, blocks[(turn + turn // len(self._units)) % len(blocks)])
             seen = self._numbers(gradient, at, loss_scale)
             if not (seen.size and seen.item(0)) and not seen.any():
                 if not bool(gradient.any()):
