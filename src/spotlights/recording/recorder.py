@@ -61,6 +61,7 @@ def record(
     errors: bool = True,
     fold: str | None = None,
     fold_from: int = 0,
+    recurrent: str = "torch",
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -81,6 +82,9 @@ def record(
             text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
         fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
             `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
+        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the same
+            to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a second
+            time; training is the same to rounding, not to the bit. What it does not do is left to torch (docs/layers.md).
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -95,6 +99,10 @@ def record(
         raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
     if fold and dtype == "int8":
         raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
+    if recurrent not in ("torch", "own"):
+        raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
+    if recurrent == "own" and (not errors or fold):
+        raise SettingError('recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.')
     return Recorder(
         model,
         optimizer,
@@ -103,6 +111,7 @@ def record(
         dtype=dtype,
         errors=errors and fold is None,
         fold=None if fold is None else FoldEntry(fold, fold_from),
+        own_lstm=recurrent == "own",
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
@@ -132,6 +141,7 @@ class Recorder:
         dtype: str,
         errors: bool,
         fold: FoldEntry | None,
+        own_lstm: bool,
         resume: bool,
         overwrite: bool,
         segment_bytes: int,
@@ -163,6 +173,7 @@ class Recorder:
             errors=errors,
             pool=self._pool,
             turned=errors and fold is None,
+            own_lstm=own_lstm,
         )
         self._passes = Passes()
         self._handles: list[Handle] = []
