@@ -137,9 +137,7 @@ def lstm_forward(
     return states, Passed(gates, cells, squashed)
 
 
-def lstm_passed(
-    gates: Float[Tensor, "rows gates"], hidden: int, times: Times, cell_start: Starts
-) -> Passed:
+def lstm_passed(gates: Float[Tensor, "rows gates"], hidden: int, times: Times, cell_start: Starts) -> Passed:
     """The same where the states are known, from all of `W_ih x + b_ih + W_hh h + b_hh`, which is overwritten."""
     gates[:, : 2 * hidden].sigmoid_()
     gates[:, 2 * hidden : 3 * hidden].tanh_()

@@ -82,9 +82,10 @@ def record(
             text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
         fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
             `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
-        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the same
-            to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a second
-            time; training is the same to rounding, not to the bit. What it does not do is left to torch (docs/layers.md).
+        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the
+            same to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a
+            second time; training is the same to rounding, not to the bit. What it does not do is left to torch
+            (docs/layers.md).
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -102,7 +103,9 @@ def record(
     if recurrent not in ("torch", "own"):
         raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
     if recurrent == "own" and (not errors or fold):
-        raise SettingError('recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.')
+        raise SettingError(
+            'recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.'
+        )
     return Recorder(
         model,
         optimizer,
