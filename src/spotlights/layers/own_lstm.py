@@ -200,7 +200,8 @@ class _Through(torch.autograd.Function):
         errors = lstm_errors(passed, weight_hh, times, cell_start, of_states, of_cells)
         keys = torch.cat([inputs, times.all_before(states, state_start)], dim=1)
         ctx.tell(keys, errors)
-        wide, hidden = inputs.shape[1], states.shape[1]
+        hidden = states.shape[1]
+        of_weights = (errors.T @ keys).split([inputs.shape[1], hidden], dim=1)
         to_input, to_state, to_cell, _, _, to_bias, _ = ctx.needs_input_grad[:7]
         first = times.first_rows if to_state or to_cell else None
         of_bias = errors.sum(dim=0) if to_bias else None
@@ -208,8 +209,7 @@ class _Through(torch.autograd.Function):
             errors @ weight_ih if to_input else None,
             errors[first] @ weight_hh if to_state else None,
             of_cells[first] * passed.gates[first, hidden : 2 * hidden] if to_cell else None,
-            errors.T @ keys[:, :wide],
-            errors.T @ keys[:, wide:],
+            *of_weights,
             of_bias,
             None if of_bias is None else of_bias.clone(),
             None,
