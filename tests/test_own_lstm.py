@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import checkpoint
 
 import spotlights as sl
 import spotlights.layers.recurrent as beside
@@ -234,6 +235,19 @@ def test_any_pass_is_recorded_whatever_it_reaches_and_however_often(
     verified = memory.verify(model)
     assert verified.ok, str(verified)
     assert not any(check.unexplained_steps for check in verified.values()), str(verified)
+
+
+@pytest.mark.usefixtures("nothing_twice")
+def test_a_checkpointed_lstm_is_recorded_once(tmp_path: Path):
+    model = fill(Language(nn.LSTM(WIDTH, HIDDEN))).double()
+    optimizer, text = OPTIMIZERS["sgd"](model.parameters()), tokens(0)[:, :-1]
+    with recorded(model, optimizer, tmp_path):
+        checkpoint(model, text, use_reentrant=False).square().sum().backward()
+        optimizer.step()
+    memory = sl.open(tmp_path / "run.memory")
+    assert memory.layers["recurrent.l0"].slots == text.numel()
+    verified = memory.verify(model)
+    assert verified.ok and not verified["recurrent.l0"].unexplained_steps, str(verified)
 
 
 def test_bad_settings_are_refused(tmp_path: Path):

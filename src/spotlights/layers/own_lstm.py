@@ -67,6 +67,7 @@ class OwnLstmAdapter(LstmAdapter):
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         beside = super().call(module, args, kwargs, output, before.random_state)
+        assert isinstance(beside, RecurrentCall)
         return _OwnCall(beside, before) if before.computed_here else beside
 
 
@@ -127,9 +128,10 @@ def _lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return _through_layers(told, inputs, sizes[0].tolist(), starts, dropout)
     batch_first = args[8]
     by_step = inputs.transpose(0, 1) if batch_first else inputs
-    rows, *last = _through_layers(told, by_step.flatten(0, 1), [by_step.shape[1]] * len(by_step), starts, dropout)
+    sizes = [by_step.shape[1]] * len(by_step)
+    rows, last_states, last_cells = _through_layers(told, by_step.flatten(0, 1), sizes, starts, dropout)
     states = rows.unflatten(0, by_step.shape[:2])
-    return states.transpose(0, 1) if batch_first else states, *last
+    return states.transpose(0, 1) if batch_first else states, last_states, last_cells
 
 
 def _can_do(inputs: Tensor, starts: tuple[Tensor, Tensor], weights: Sequence[Tensor]) -> bool:
@@ -180,8 +182,10 @@ class _Through(torch.autograd.Function):
         times: Times,
         tell: Tell,
     ) -> tuple[States, Float[Tensor, "sequences hidden"], Float[Tensor, "sequences hidden"]]:
-        no_bias = bias_ih is None or bias_hh is None
-        gates = inputs @ weight_ih.T if no_bias else torch.addmm(bias_ih + bias_hh, inputs, weight_ih.T)
+        if bias_ih is None or bias_hh is None:
+            gates = inputs @ weight_ih.T
+        else:
+            gates = torch.addmm(bias_ih + bias_hh, inputs, weight_ih.T)
         states, passed = lstm_forward(gates, weight_hh, times, state_start, cell_start)
         ctx.save_for_backward(inputs, state_start, cell_start, weight_ih, weight_hh, states, *passed)
         ctx.times, ctx.tell = times, tell
@@ -190,13 +194,12 @@ class _Through(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, of_states: Tensor | None, of_last_state: Tensor | None, of_last_cell: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inputs, state_start, cell_start, weight_ih, weight_hh, states, *saved = ctx.saved_tensors
         times, passed = ctx.times, Passed(*saved)
-        of_cells = times.from_the_end(None, of_last_cell, states)
-        of_states = times.from_the_end(of_states, of_last_state, states)
+        of_states, of_last_states, of_last_cells = gradients
+        of_states = times.from_the_end(of_states, of_last_states, states)
+        of_cells = times.from_the_end(None, of_last_cells, states)
         errors = lstm_errors(passed, weight_hh, times, cell_start, of_states, of_cells)
         keys = torch.cat([inputs, times.all_before(states, state_start)], dim=1)
         ctx.tell(keys, errors)
