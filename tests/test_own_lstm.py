@@ -247,7 +247,8 @@ def test_a_checkpointed_lstm_is_recorded_once(tmp_path: Path):
     memory = sl.open(tmp_path / "run.memory")
     assert memory.layers["recurrent.l0"].slots == text.numel()
     verified = memory.verify(model)
-    assert verified.ok and not verified["recurrent.l0"].unexplained_steps, str(verified)
+    assert verified.ok, str(verified)
+    assert not verified["recurrent.l0"].unexplained_steps, str(verified)
 
 
 def test_bad_settings_are_refused(tmp_path: Path):
