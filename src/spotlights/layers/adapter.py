@@ -155,6 +155,10 @@ class ModuleAdapter(ABC):
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         """What a call of the module was, from what it was given and what it returned; and what `before` said."""
 
+    def begin(self) -> Sequence[Any]:
+        """What has to be in place while such a module is recorded; each is taken away by its `remove`, like a hook."""
+        return ()
+
 
 class LayerAdapter(ModuleAdapter):
     """Turns a module's forward and backward into rows of keys and errors, and a test input into queries.

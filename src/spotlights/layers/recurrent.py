@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
 from spotlights.layers.sequence_layout import Layout
-from spotlights.layers.through_time import Times, gru_errors, lstm_errors, rnn_errors
+from spotlights.layers.through_time import Times, gru_errors, lstm_errors, lstm_passed, rnn_errors
 
 ByMap = Mapping[str, Float[Tensor, "rows _features"]]
 """Rows of each linear map, by its name."""
@@ -55,7 +55,7 @@ class Reached(NamedTuple):
     """The gradients of the cells have been through the states already."""
 
 
-def _directions(module: nn.Module) -> list[list[Direction]]:
+def directions_of(module: nn.Module) -> list[list[Direction]]:
     """Layer by layer, forwards and (if there is one) backwards."""
     held = module._parameters
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -81,7 +81,7 @@ class _RecurrentAdapter(ModuleAdapter):
     def handles(self, module: nn.Module) -> bool:
         if not any(isinstance(module, kind) and type(module).forward is kind.forward for kind in self.modules):
             return False
-        if not all(d.weight_ih is not None and d.weight_hh is not None for ds in _directions(module) for d in ds):
+        if not all(d.weight_ih is not None and d.weight_hh is not None for ds in directions_of(module) for d in ds):
             return False  # computed weights
         if isinstance(module, nn.RNNCellBase):
             return True
@@ -91,7 +91,7 @@ class _RecurrentAdapter(ModuleAdapter):
         return module.proj_size == 0 and (on_cpu or not drops)  # other devices draw dropout in ways of their own
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
-        return {name: linear for ds in _directions(module) for d in ds for name, linear in self.of(d).items()}
+        return {name: linear for ds in directions_of(module) for d in ds for name, linear in self.of(d).items()}
 
     def before(self, module: nn.Module) -> Any:
         drops = isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
@@ -100,7 +100,7 @@ class _RecurrentAdapter(ModuleAdapter):
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         inputs = args[0] if args else kwargs["input"]
         start = args[1] if len(args) > 1 else kwargs.get("hx")
-        return _RecurrentCall(self, module, inputs, start, output, before)
+        return RecurrentCall(self, module, inputs, start, output, before)
 
     # -- what the kinds differ in ------------------------------------------------------------
 
@@ -164,7 +164,8 @@ class LstmAdapter(_JointAdapter):
         self, gates: Float[Tensor, "rows gates"], weight_hh: Float[Tensor, "gates hidden"], reached: Reached
     ) -> Float[Tensor, "rows gates"]:
         times, starts, gradients, whole = reached
-        return lstm_errors(gates, weight_hh, times, starts[1], *gradients, cells_are_whole=whole)
+        passed = lstm_passed(gates, weight_hh.shape[1], times, starts[1])
+        return lstm_errors(passed, weight_hh, times, starts[1], *gradients, cells_are_whole=whole)
 
 
 class RnnAdapter(_JointAdapter):
@@ -222,7 +223,7 @@ class GruAdapter(_RecurrentAdapter):
 # -- a call ----------------------------------------------------------------------------------
 
 
-class _RecurrentCall(Call):
+class RecurrentCall(Call):
     """One call of a recurrent module."""
 
     def __init__(
@@ -237,8 +238,8 @@ class _RecurrentCall(Call):
         self._adapter = adapter
         self._module = module
         self._is_cell = isinstance(module, nn.RNNCellBase)
-        self._layers = _directions(module)
-        self._layout = layout = Layout.of(module, inputs)
+        self._layers = directions_of(module)
+        self.layout = layout = Layout.of(module, inputs)
         self._inputs = layout.rows(inputs)
         returned = output if isinstance(output, Tensor | PackedSequence) else output[0]
         self._outputs = layout.rows(returned)
@@ -251,14 +252,14 @@ class _RecurrentCall(Call):
         self.nbytes = self._inputs.nbytes + self._outputs.nbytes
 
     def leads(self) -> Mapping[str, Sequence[int]]:
-        return dict.fromkeys(self._adapter.maps(self._module), self._layout.lead)
+        return dict.fromkeys(self._adapter.maps(self._module), self.layout.lead)
 
     def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
         every = (keys for layer in self._keys for keys in layer)
-        return {name: self._layout.shaped(rows) for keys in every for name, rows in keys.items()}
+        return {name: self.layout.shaped(rows) for keys in every for name, rows in keys.items()}
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
-        layout, found = self._layout, {}
+        layout, found = self.layout, {}
         of_output = None if gradients[0] is None else layout.rows(gradients[0])
         # A cell returns its last state once, a layer twice: in its output, and as what it ends with.
         of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
@@ -287,7 +288,7 @@ class _RecurrentCall(Call):
     # -- what happened inside ----------------------------------------------------------------
 
     def _times(self, direction: int) -> Times:
-        return Times(self._layout.sizes, reverse=direction == 1)
+        return Times(self.layout.sizes, reverse=direction == 1)
 
     def _starts_of(self, layer: int, direction: int) -> list[Float[Tensor, "sequences hidden"]]:
         """The state and (LSTM) the cell that all sequences begin with."""
@@ -295,7 +296,7 @@ class _RecurrentCall(Call):
         if self._starts:
             return [states[index] for states in self._starts]
         hidden = self._layers[layer][direction].weight_hh.shape[1]
-        return [self._outputs.new_zeros(self._layout.sizes[0], hidden) for _ in range(self._adapter.states)]
+        return [self._outputs.new_zeros(self.layout.sizes[0], hidden) for _ in range(self._adapter.states)]
 
     @cached_property
     def _keys(self) -> list[list[ByMap]]:
@@ -331,7 +332,7 @@ class _RecurrentCall(Call):
 
     def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows features"]:
         """One layer alone, by the kernel that the module uses."""
-        module, layout = self._module, self._layout
+        module, layout = self._module, self.layout
         assert isinstance(module, nn.RNNBase)
         each = [self._starts_of(layer, d) for d in range(len(self._layers[layer]))]
         starts: tuple[Tensor, ...] = tuple(torch.stack(states) for states in zip(*each, strict=True))

@@ -93,7 +93,8 @@ class Listener:
         noted: list[Any] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            noted[:] = [self.adapter.before(module)]
+            wanted = module.training and torch.is_grad_enabled() and current_batch() is not None
+            noted[:] = [self.adapter.before(module)] if wanted else []
 
         def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             outputs = tensors_of(output)
@@ -105,7 +106,7 @@ class Listener:
         handles: list[Handle] = [self.module.register_forward_hook(_Hook(forward), with_kwargs=True)]
         if type(self.adapter).before is not ModuleAdapter.before:
             handles.append(self.module.register_forward_pre_hook(_Hook(before)))
-        return handles
+        return [*handles, *self.adapter.begin()]
 
     def _watch(
         self,

@@ -62,6 +62,7 @@ def record(
     fold_from: int = 0,
     sample: float = 1.0,
     sample_steps: float = 1.0,
+    recurrent: str = "torch",
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -86,6 +87,10 @@ def record(
             to keep whole: 0.1 keeps a tenth. Totals, contributions and influence are then estimates, with standard
             errors; weights, masks and verify need all slots. Contributions under sampling need SGD.
         sample_steps: the same for whole steps; the step log is kept of all.
+        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the
+            same to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a
+            second time; training is the same to rounding, not to the bit. What it does not do is left to torch
+            (docs/layers.md).
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -106,6 +111,12 @@ def record(
     sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
     if fold and sampled:
         raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
+    if recurrent not in ("torch", "own"):
+        raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
+    if recurrent == "own" and (not errors or fold):
+        raise SettingError(
+            'recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.'
+        )
     return Recorder(
         model,
         optimizer,
@@ -115,6 +126,7 @@ def record(
         errors=errors and fold is None,
         fold=None if fold is None else FoldEntry(fold, fold_from),
         sample=sampled,
+        own_lstm=recurrent == "own",
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
@@ -135,6 +147,7 @@ class Recorder:
         errors: bool,
         fold: FoldEntry | None,
         sample: Sample | None,
+        own_lstm: bool,
         resume: bool,
         overwrite: bool,
         segment_bytes: int,
@@ -167,6 +180,7 @@ class Recorder:
             errors=errors,
             pool=self._pool,
             turned=errors and fold is None,
+            own_lstm=own_lstm,
         )
         self._passes = Passes(self._layers.values())
         self._handles: list[Handle] = []
