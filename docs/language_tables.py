@@ -12,7 +12,9 @@ from spotlights.experiments.results import load_results
 from spotlights.experiments.running import load_run
 from spotlights.report.language import evaluation_row, kernels
 
-SHOWN = 3
+SHOWN, KERNELS = 3, ("cosine", "dot")
+BEFORE, AFTER = 60, 45
+"""Characters of a passage that are shown."""
 
 
 def markdown(folder: Path) -> str:
@@ -31,11 +33,12 @@ def markdown(folder: Path) -> str:
 
 def _query(table: Table) -> list[str]:
     lines = [f"**Table {table.number}: “… {table.query}”** ({table.source} text, position {table.position:,})", ""]
-    heads = ["rank", *(f"kernel {found.kernel}" for found in table.ours), "the paper"]
+    ours = [found for found in table.ours if found.kernel in KERNELS]
+    heads = ["rank", *(f"kernel {found.kernel}" for found in ours), *(["the paper"] if table.papers else [])]
     lines += [_row(heads), _row(["---"] * len(heads))]
     for rank in range(SHOWN):
-        paper = table.papers[rank] if rank < len(table.papers) else "–"
-        lines.append(_row([rank + 1, *(_passage(found, rank) for found in table.ours), paper]))
+        paper = table.papers[rank : rank + 1]
+        lines.append(_row([rank + 1, *(_passage(found, rank) for found in ours), *paper]))
     return lines
 
 
@@ -43,7 +46,16 @@ def _passage(found: Passages, rank: int) -> str:
     if rank >= len(found):
         return "–"
     row = list(found.rows())[rank]
-    return f"{row['text'].strip()} ({row['score']:.4g})"
+    return f"{_short(row['text'].strip())} ({row['score']:,.4g})"
+
+
+def _short(text: str) -> str:
+    """What is near the attended token."""
+    mark = text.index("«")
+    start, end = max(mark - BEFORE, 0), mark + AFTER
+    before = text[start:mark] if start == 0 else "… " + text[start:mark].split(" ", 1)[-1]
+    after = text[mark:] if end >= len(text) else text[mark:end].rsplit(" ", 1)[0] + " …"
+    return before + after
 
 
 def _evaluation(found: Evaluation) -> list[str]:
