@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 import spotlights as sl
-from spotlights.errors import SettingError
+from spotlights.errors import SettingError, UnknownNameError
 from spotlights.web.views import View
 
 
@@ -57,6 +58,16 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    def place(self, example: int) -> int:
+        """The position of the input with an id."""
+        if example not in self._places:
+            raise UnknownNameError(f"No test input has the id {example}.")
+        return self._places[example]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {example: place for place, example in enumerate(self.ids)}
 
 
 @dataclass(frozen=True, eq=False)
