@@ -16,6 +16,7 @@ from torch import nn
 
 import spotlights as sl
 from spotlights.attention import Spotlights
+from spotlights.attention.group_weights import Cells
 from spotlights.attention.grouping import column_values
 from spotlights.attention.results import Label
 from spotlights.attention.whitening import key_moments
@@ -29,6 +30,10 @@ from spotlights.web.subject import Subject
 
 MAX_GROUPS = 64
 """A column with more values than this is not offered as a group."""
+FOLDED = (
+    "To leave something out, one must know what each visit added to the weights. This memory is folded: it keeps a sum "
+    "of keys for each example, for scores. Record without fold= to see contributions and masks."
+)
 PATIENCE = 1.0
 """Seconds for which an answer waits for what it needs before it is put off."""
 
@@ -92,7 +97,7 @@ class Explorer:
             cells = _cells(memory, list(opened.groups))
             opened.masks = Masks(memory, model, list(opened.groups), cells)
         except SpotlightsError as error:
-            opened.no_masks = str(error)
+            opened.no_masks = FOLDED if memory._view.reader.manifest.fold else str(error)
         if self._prepare:
             threading.Thread(target=self._finish, args=(opened,), daemon=True).start()
         return opened
@@ -208,13 +213,19 @@ def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
     found = {}
     for name in sorted(names, key=("label", "source").__contains__, reverse=True):
         values = layer.distinct(name)
-        if 0 < len(values) <= MAX_GROUPS:
-            found[name] = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)
+        if 0 < len(values) <= MAX_GROUPS and not any(_alike(memory, name, other) for other in found):
+            labels = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)
+            found[name] = sorted(labels, key=str) if entries[name].kind == "string" else labels
     return found
 
 
-def _cells(memory: sl.Memory, columns: list[str]) -> int:
-    from spotlights.attention.group_weights import Cells
+def _alike(memory: sl.Memory, column: str, other: str) -> bool:
+    """Whether two columns divide the slots into the same groups, under other names."""
+    layer = list(memory._view.reader.layers.values())[-1]
+    sizes = {len(layer.distinct(name)) for name in (column, other)}
+    return sizes == {len(Cells(memory._view, layer, [column, other]))}
 
+
+def _cells(memory: sl.Memory, columns: list[str]) -> int:
     view = memory._view
     return max((len(Cells(view, layer, columns)) for layer in view.reader.layers.values()), default=0)

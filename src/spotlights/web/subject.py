@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 import spotlights as sl
-from spotlights.errors import SettingError, UnknownNameError
+from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.web.views import View
 
 
@@ -97,6 +97,16 @@ class Subject:
     """How keys and queries are compared; contributions and influence need the plain product."""
 
 
+def _as_of(memory: sl.Memory, model: nn.Module) -> nn.Module:
+    """The network that a memory is about: while it is being recorded, the model is some steps ahead of it."""
+    if memory._view.reader.manifest.status != "recording":
+        return model
+    try:
+        return memory.primal(model).eval()
+    except UnsupportedError:  # scores are all that it has, and they need no more than the model as it is
+        return model
+
+
 def own_subject(
     memory: Any,
     model: Any,
@@ -135,7 +145,7 @@ def own_subject(
     return Subject(
         title=path.name,
         reopen=lambda: sl.open(path),
-        network=lambda memory: copy.deepcopy(model),  # the user's own may go on training
+        network=lambda memory: _as_of(memory, copy.deepcopy(model)),  # the user's own may go on training
         inputs=Inputs(
             tensors,
             show_input or default_view,
