@@ -215,7 +215,8 @@ def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
         values = layer.distinct(name)
         if 0 < len(values) <= MAX_GROUPS and not any(_alike(memory, name, other) for other in found):
             labels = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)
-            found[name] = sorted(labels, key=str) if entries[name].kind == "string" else labels
+            if labels != [None]:
+                found[name] = sorted(labels, key=str) if entries[name].kind == "string" else labels
     return found
 
 

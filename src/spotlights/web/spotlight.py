@@ -43,8 +43,10 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         columns = _sorted_examples(explorer, measure, examples, per, wanted.sorted, signed)
     else:
         totals, largest, smallest, columns = _slots(seen, list(opened.groups), per, wanted)
+        examples = None
         top = _rows(explorer, largest, measure.what)
         bottom = None if smallest is None else _rows(explorer, smallest, measure.what)
+    summed = examples or (totals[0] if totals else seen.totals("step", bins=1)[0])
     return {
         "layer": seen.layer,
         "measure": wanted.measure,
@@ -58,8 +60,8 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         "note": seen.note,
         "rows": seen.rows,
         "initial": seen.initial,
-        "total": float(totals[0].values[0].sum()) if totals else None,
-        "slots": int(totals[0].counts.sum()) if totals else len(opened.memory),
+        "total": float(summed.values[0].sum()),
+        "slots": int(summed.counts.sum()),
         "top": top,
         "bottom": bottom,
         "sorted": columns,

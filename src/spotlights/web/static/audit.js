@@ -1,7 +1,7 @@
 // The audit: training examples whose labels look wrong, what they do to this answer, and the click that leaves them out.
 
 import { ask, Replaced } from "./api.js";
-import { $, caution, datum, explain, fill, h, problem, shown, signed, waits } from "./dom.js";
+import { $, caution, datum, explain, fill, h, problem, shown, signed, visible, waits } from "./dom.js";
 import { asked, ESTIMATING } from "./look.js";
 import { NOT_RETRAINING } from "./mask.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
@@ -50,7 +50,7 @@ function show(found, wanted) {
   const { signed: towards } = run.measures.find(({ name }) => name === found.measure) ?? {};
   fill($("audit"),
     h("p", { class: "quiet" }, "Visit after visit, the network disagreed with these training examples, most with the first. ", h("b", {}, "A ranking, not a verdict"), ": hard and rare examples are here too. ", explain(h("b", { class: "caution-text" }, "Leaving them out is a mask, not retraining"), NOT_RETRAINING), ": it takes away what they added to the weights and nothing else. Below each, what it does to this answer: ",
-      h("b", {}, `${found.measure}${towards ? ` for or against “${found.target_name}”` : ""}, ${found.of} `), caution({ caution: found.caution, note: found.caution_note })),
+      h("b", {}, `${found.measure}${towards ? ` for or against “${visible(found.target_name)}”` : ""}, ${found.of} `), caution({ caution: found.caution, note: found.caution_note })),
     h("h3", {}, `The ${suspects.length} most suspicious`, h("span", { class: "links" }, run.no_masks ? null : h("button", { class: "more", id: "mask-suspects", onclick: () => leaveOut(suspects) }, "leave all of these out"), csv, more)),
     suspects.length ? h("div", { class: suspects[0].shown?.kind === "image" ? "suspects" : "suspects text" }, suspects.map((row) => suspect(row, least)))
       : h("p", { class: "empty" }, "No example has been visited yet."));

@@ -134,7 +134,7 @@ function sentence() {
   const like = answer.tokens ? "what the network had read up to the marked token" : found.rows > 1 ? `the input, its ${found.rows.toLocaleString("en")} positions added up` : "the input";
   if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to ${like}.`;
   const target = answer.outputs.find(({ number }) => number === found.target);
-  const name = target?.name ?? found.target;
+  const name = visible(target?.name ?? found.target);
   if (estimate()) return [`Had a training example been left out, would the output for “${name}” be lower or higher? `, h("b", {}, "An estimate"), ": order and sign count, the size has no unit."];
   if (found.steps) return `Steps ${found.steps[0].toLocaleString("en")} to ${found.steps[1].toLocaleString("en")} alone add ${signed(found.total)} to its output for “${name}”.`;
   if (found.exact && target) return [`Its output for “${name}” is a plain sum: `, h("b", {}, shown(target.logit)), ` = ${shown(found.initial)} from the initial weights `,
@@ -168,7 +168,7 @@ function controls() {
 function cards() {
   const side = (title, rows, tone) => h("div", {}, h("h3", { class: tone }, title), rows.length ? h("div", { class: `cards ${rows[0].shown?.kind === "image" ? "" : "text"}` }, rows.map((row) => card(row, tone)))
     : h("p", { class: "empty" }, "Nothing here."));
-  const target = found.signed && (answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
+  const target = found.signed && visible(answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
   const csv = h("a", { class: "quiet", href: `api/table.csv?${new URLSearchParams(Object.entries(asked()).filter(([, value]) => value))}`, download: "spotlights.csv" }, "CSV");
   const fewer = h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
   const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;

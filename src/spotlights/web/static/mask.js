@@ -21,21 +21,23 @@ export function showMaskControls() {
   const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= 40);
   fill(place,
     h("p", { class: "quiet" }, "What would it answer had these never added to its weights? ", explain(h("span", { class: "caution" }, "not retraining"), NOT_RETRAINING)),
-    groups.map(([column, values]) => {
-      const chips = h("div", { class: "chips" }, values.map(({ value, name, colour }) =>
-        h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name)));
-      if (values.length <= FEW) return h("fieldset", {}, h("legend", {}, `leave out ${column}`), chips);
-      return h("details", { open: (parts[column] ?? []).length > 0 }, h("summary", {}, `leave out ${column} (${values.length})`), chips);
-    }),
+    groups.map(([column, values]) => chosen(`leave out ${column}`, values.length, (parts[column] ?? []).length > 0, values.map(({ value, name, colour }) =>
+      h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name)))),
     run.edges.length > 1 ? slider(parts) : null,
     (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `leave out ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
       h("div", { class: "chips" }, parts.example.slice(0, 12).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", id) }, id)),
         parts.example.length > 12 ? h("span", { class: "quiet" }, `and ${parts.example.length - 12} more`) : null)) : null,
-    run.layers.length > 1 ? h("fieldset", {}, h("legend", {}, "in layers"), h("div", { class: "chips" }, run.layers.map(({ name }) => {
+    run.layers.length > 1 ? chosen("in layers", run.layers.length, Boolean(state.in), run.layers.map(({ name }) => {
       const on = inLayers().includes(name);
       return h("button", { class: "chip", "aria-pressed": "false", style: { opacity: on ? 1 : 0.45 }, title: on ? "Masked in this layer" : "Not masked in this layer", "data-layer": name, onclick: () => toggleLayer(name) }, on ? "✓ " : "", name);
-    }))) : null,
+    })) : null,
     h("div", { class: "chips" }, h("button", { id: "clear-mask", disabled: !state.mask, onclick: () => change({ mask: "", in: "" }) }, "Mask nothing")));
+}
+
+/** Some chips under a title; many of them stay folded up until somebody wants one. */
+function chosen(title, count, open, buttons) {
+  const chips = h("div", { class: "chips" }, buttons);
+  return count <= FEW ? h("fieldset", {}, h("legend", {}, title), chips) : h("details", { open }, h("summary", {}, `${title} (${count})`), chips);
 }
 
 const inLayers = () => (state.in ? state.in.split(",") : run.layers.map(({ name }) => name));
