@@ -205,6 +205,12 @@ def output_name(subject: Subject, query: Query, number: int) -> str:
     return names[number] if number < len(names) else str(number)
 
 
+def _output_layer(spot: Spotlights, outputs: int) -> str:
+    """The layer to look at first: the last one with as many outputs as the network itself."""
+    names = [name for name, attention in spot.items() if attention.layer.entry.out_features == outputs]
+    return names[-1] if names else list(spot)[-1]
+
+
 def described(subject: Subject, query: Query, logits: Float[Tensor, "outputs"], spot: Spotlights) -> dict[str, Any]:
     """A query and its answer, for the page."""
     chances = logits.softmax(dim=0)
@@ -230,4 +236,5 @@ def described(subject: Subject, query: Query, logits: Float[Tensor, "outputs"], 
             for number in order
         ],
         "layers": list(spot),
+        "layer": _output_layer(spot, len(logits)),
     }

@@ -46,7 +46,7 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         examples = None
         top = _rows(explorer, largest, measure.what)
         bottom = None if smallest is None else _rows(explorer, smallest, measure.what)
-    summed = examples or (totals[0] if totals else seen.totals("step", bins=1)[0])
+    summed = examples if examples is not None else totals[0] if totals else seen.totals("step", bins=1)[0]
     return {
         "layer": seen.layer,
         "measure": wanted.measure,

@@ -20,7 +20,7 @@ export function setUpLooking(about) {
 }
 
 export const measure = () => run.measures.find(({ name }) => name === state.measure) ?? run.measures[0];
-export const layer = () => state.layer || run.layers.at(-1).name;
+export const layer = () => state.layer || answer?.layer || run.layers.at(-1).name;
 /** Influence is the only estimate: of all layers together, and of examples, not of slots. */
 const estimate = () => measure().estimate;
 const column = () => (state.per in run.groups ? state.per : Object.keys(run.groups)[0]);

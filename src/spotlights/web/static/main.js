@@ -67,8 +67,10 @@ async function follow_recording() {
 const SINGLE_BADGES = 4;
 const off = ({ relative_error }) => relative_error.toExponential(1);
 
-function badges({ masks, verified }) {
-  if (verified) {
+function badges({ masks, verified, recording }) {
+  if (recording) {
+    fill($("badges"), explain(h("span", { class: "badge wait" }, "verified when it is done"), "The network that you see is what the memory adds up to so far. Whether that is the trained network can be told once recording has ended."));
+  } else if (verified) {
     const all = Object.entries(verified);
     const wrong = all.filter(([, { ok }]) => !ok);
     const said = (name, check) => `${name}: ${check.ok ? "the recorded training adds up to the trained weights" : "the recorded training does not add up to the network"}. Relative difference ${off(check)}, compared with ${check.compared_with}; up to ${check.tolerance.toExponential(0)} is rounding.`;

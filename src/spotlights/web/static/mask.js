@@ -114,7 +114,7 @@ function compare({ with: before, without: after }) {
       h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))));
   fill($("compare"),
     most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Leave out a class, some steps, or a training example by its ✕."),
-    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), state.mask ? [h("span", {}, h("i", { style: { background: "var(--for)" } }), "without, higher"), h("span", {}, h("i", { style: { background: "var(--against)" } }), "lower")] : h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "log scale") : null),
+    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "with"), state.mask ? [h("span", {}, h("i", { style: { background: "var(--for)" } }), "without: higher"), h("span", {}, h("i", { style: { background: "var(--against)" } }), "lower")] : h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "log scale") : null),
     far ? h("p", { class: "quiet" }, "Far outside what it ever said: the layers learned together, and what is left of them no longer fits.") : null,
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
       h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
