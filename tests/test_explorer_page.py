@@ -167,6 +167,20 @@ def test_hovering_a_picture_lights_up_its_points(page: Page):
     assert page.locator(".card.lit").count() == 1
 
 
+def test_the_keyboard_is_enough(page: Page):
+    before = page.url
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "look"
+    assert page.url == before  # the address is the state of the page
+    page.keyboard.press("ArrowRight")
+    shown(page, f"location.hash.includes('{digits().subject.inputs.ids[1]}')")
+    page.keyboard.press("l")
+    shown(page, "location.hash.includes('layer=layers.0')")
+    page.focus("#controls .caution")
+    assert "first order" in page.inner_text("#bubble")
+
+
 def test_a_training_example_becomes_the_query_with_a_click(page: Page):
     page.click(".card .thumb >> nth=0")
     shown(page, "location.hash.includes('q=train')")

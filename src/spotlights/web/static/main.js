@@ -140,6 +140,10 @@ function guide() {
 }
 
 $("help").addEventListener("click", guide);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the state of the page, not a place in it
+  $("look").focus();
+});
 $("share").addEventListener("click", async () => {
   await navigator.clipboard?.writeText(location.href).catch(() => null);
   $("share").textContent = "Copied";

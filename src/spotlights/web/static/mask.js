@@ -115,7 +115,7 @@ function compare({ with: before, without: after }) {
   fill($("compare"),
     most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Leave out a class, some steps, or a training example by its ✕."),
     h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "with"), state.mask ? [h("span", {}, h("i", { style: { background: "var(--for)" } }), "without: higher"), h("span", {}, h("i", { style: { background: "var(--against)" } }), "lower")] : h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "log scale") : null),
-    far ? h("p", { class: "quiet" }, "Far outside what it ever said: the layers learned together, and what is left of them no longer fits.") : null,
+    far ? h("p", { class: "quiet" }, "Far outside what it ever said: what training examples add is large and cancels out, and the rest is not made up for.") : null,
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
       h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
       h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),
