@@ -7,6 +7,9 @@ from torch.nn import functional as F
 
 import spotlights as sl
 import training
+from explorers import get
+from spotlights.web.explorer import Explorer
+from spotlights.web.subject import own_subject
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OPTIMIZERS = {
@@ -37,7 +40,7 @@ def recorded(request, tmp_path_factory) -> tuple[sl.Memory, nn.Module, Tensor]:
     with sl.record(model, optimizer, path, dtype="float64") as recorder:
         for step in range(6):
             ids = torch.randint(12, (4,), generator=torch.Generator().manual_seed(step))
-            recorder.batch(example=ids, label=ids % 3)
+            recorder.batch(example=ids, label=ids % 3, name=[f"class {number}" for number in (ids % 3).tolist()])
             optimizer.zero_grad()
             F.cross_entropy(model(images[ids]), ids % 3).backward()
             optimizer.step()
@@ -72,3 +75,25 @@ def test_few_rows_of_a_large_layer_add_up_too(recorded):
     memory, model, images = recorded
     rows = memory.attend(model, images[:2])["classes"].contributions(lambda output: output[:, 1])
     torch.testing.assert_close(torch.tensor(rows.whole().numpy()[0]), torch.tensor(rows.numpy()).sum(dim=0), **EXACT)
+
+
+def test_the_explorer_asks_about_the_whole_image(recorded):
+    memory, model, images = recorded
+    explorer = Explorer(own_subject(memory, model, images), prepare=False)
+    rows = memory.attend(model, images[:1])["strokes"]
+    for measure, expected in (("contribution", torch.tensor(rows.contributions(1).numpy())), ("score", rows.scores())):
+        found = get("layer", explorer, q="test:0", layer="strokes", measure=measure, target=1, by="slot", top=5)
+        largest = expected.sum(dim=0).topk(5)
+        assert [row["slot"] for row in found["top"]] == largest.indices.tolist()
+        assert [row["value"] for row in found["top"]] == pytest.approx(largest.values.tolist(), rel=1e-9)
+        assert found["rows"] == 4
+        assert found["caution"] == ("first order" if measure == "contribution" else "4 positions added up")
+        assert "added up over the 4 rows" in found["note"]
+
+
+def test_columns_that_only_rename_another_are_no_groups_of_their_own(recorded):
+    memory, model, images = recorded
+    about = get("run", Explorer(own_subject(memory, model, images), prepare=False))
+    assert list(about["groups"]) == ["label"]
+    query = get("query", Explorer(own_subject(memory, model, images), prepare=False), q="test:0")
+    assert query["layer"] == "classes"  # the one that makes the outputs is looked at first
