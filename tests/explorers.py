@@ -15,6 +15,7 @@ import spotlights as sl
 import training
 from demos import small_demo
 from spotlights.attention.whitening import key_moments
+from spotlights.experiments.running import run_experiment
 from spotlights.web.explorer import Explorer
 from spotlights.web.runs import subject_of
 from spotlights.web.server import build_app
@@ -108,6 +109,14 @@ def speller() -> Explorer:
     return prepared(
         own_subject(sl.open(path), model, inputs, tokenizer=letters, show=lambda example: passages[example])
     )
+
+
+@cache
+def reader_run() -> Path:
+    """The folder of a language run of the command line: characters of a short text, folded, as by default."""
+    text = ROOT / "verse.txt"
+    text.write_text(VERSE * 12, encoding="utf-8")
+    return run_experiment("char-lm", preset="quick", steps=14, text=text, out=ROOT / "reader", pictures=False)
 
 
 @cache

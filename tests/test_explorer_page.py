@@ -7,42 +7,70 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 import spotlights as sl
 import training
 from demos import small_demo
-from explorers import digits, speller
+from explorers import digits, first, reader_run, speller
 from spotlights.web import Served, serve
+from spotlights.web.runs import subject_of
 from spotlights.web.subject import own_subject
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
+@pytest.fixture(scope="session")
+def browser() -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser.new_context()  # one for all pages: it reads plotly once
+        context = browser.new_context()  # one for all pages: it reads plotly once
+        context.set_default_timeout(120_000)  # a busy machine is no failure
+        yield context
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def of_digits() -> Iterator[Served]:
     with serve(digits().subject, port=0) as served:
         yield served
 
 
-@contextmanager
-def opened(browser, served: Served, state: str = "", size: tuple[int, int] = (1280, 800)) -> Iterator[Page]:
-    """The page in a new tab; console errors and requests to elsewhere are failures."""
-    page = browser.new_page()
-    page.set_viewport_size({"width": size[0], "height": size[1]})
-    wrong: list[str] = []
+@pytest.fixture(scope="session")
+def tab(browser: BrowserContext, of_digits: Served) -> Iterator[tuple[Page, list[str]]]:
+    """One tab for most tests: a new one would read the page and plotly again, which takes longer than what they do."""
+    page, wrong = watched(browser, of_digits)
+    page.goto(of_digits.url)
+    yield page, wrong
+    page.close()
+
+
+@pytest.fixture
+def page(tab: tuple[Page, list[str]], of_digits: Served) -> Iterator[Page]:
+    """The explorer of digits, asked about its first input, and nothing masked."""
+    page, wrong = tab
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(f"{of_digits.url}#q=test%3A{first()}")
+    shown(page)
+    yield page
+    assert wrong == []
+
+
+def watched(browser: BrowserContext, served: Served) -> tuple[Page, list[str]]:
+    """A new tab, and what goes wrong in it: console errors, requests to elsewhere."""
+    page, wrong = browser.new_page(), []
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
+    return page, wrong
+
+
+@contextmanager
+def opened(browser: BrowserContext, served: Served, state: str = "") -> Iterator[Page]:
+    """The page in a tab of its own."""
+    page, wrong = watched(browser, served)
     page.goto(served.url + state)
     yield page
     page.close()
@@ -72,8 +100,7 @@ def masked_by_library(**conditions) -> torch.Tensor:
 def test_choose_see_brush_mask(browser, of_digits: Served):
     with opened(browser, of_digits) as page:
         shown(page)
-        first = digits().subject.inputs.ids[0]
-        assert f"q=test%3A{first}" in page.url
+        assert f"q=test%3A{first()}" in page.url
         said = page.inner_text("#said")
         assert said == str(int(digits().opened.model(digits().subject.inputs.tensors[:1]).argmax()))
         page.wait_for_selector(".badge.yes")
@@ -105,16 +132,14 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
         assert page.inner_text("#masked-said") == str(int(expected.argmax())) != said
 
 
-def test_the_answer_follows_the_slider(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        page.focus("#steps-1")
-        for _ in range(5):
-            page.keyboard.press("ArrowRight")
-        mask = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')")
-        compared(page, mask)
-        end = int(re.fullmatch(r"steps:0-(\d+)", mask).group(1))
-        assert logits(page) == pytest.approx(masked_by_library(step=range(end)).tolist(), rel=1e-3, abs=1e-3)
+def test_the_answer_follows_the_slider(page: Page):
+    page.focus("#steps-1")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    mask = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')")
+    compared(page, mask)
+    end = int(re.fullmatch(r"steps:0-(\d+)", mask).group(1))
+    assert logits(page) == pytest.approx(masked_by_library(step=range(end)).tolist(), rel=1e-3, abs=1e-3)
 
 
 def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
@@ -135,77 +160,82 @@ def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
     assert pages[0] == pages[1]
 
 
-def test_hovering_a_picture_lights_up_its_points(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        page.hover(".card .thumb >> nth=0")
-        page.wait_for_function("() => document.getElementById('sorted').data.at(-1).x.length > 0")
-        page.wait_for_function("() => document.getElementById('time').layout?.shapes?.length > 0")
-        assert page.locator(".card.lit").count() == 1
+def test_hovering_a_picture_lights_up_its_points(page: Page):
+    page.hover(".card .thumb >> nth=0")
+    page.wait_for_function("() => document.getElementById('sorted').data.at(-1).x.length > 0")
+    page.wait_for_function("() => document.getElementById('time').layout?.shapes?.length > 0")
+    assert page.locator(".card.lit").count() == 1
 
 
-def test_a_training_example_becomes_the_query_with_a_click(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        page.click(".card .thumb >> nth=0")
-        shown(page, "location.hash.includes('q=train')")
-        page.go_back()
-        shown(page, "location.hash.includes('q=test')")
+def test_the_keyboard_is_enough(page: Page):
+    before = page.url
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "look"
+    assert page.url == before  # the address is the state of the page
+    page.keyboard.press("ArrowRight")
+    shown(page, f"location.hash.includes('{digits().subject.inputs.ids[1]}')")
+    page.keyboard.press("l")
+    shown(page, "location.hash.includes('layer=layers.0')")
+    page.focus("#controls .caution")
+    assert "first order" in page.inner_text("#bubble")
 
 
-def test_an_example_is_left_out_with_a_click(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        example = page.get_attribute(".card >> nth=0", "data-example")
-        page.hover(".card >> nth=0")
-        page.click(".card .out >> nth=0")
-        compared(page, f"example:{example}")
-        assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
+def test_a_training_example_becomes_the_query_with_a_click(page: Page):
+    page.click(".card .thumb >> nth=0")
+    shown(page, "location.hash.includes('q=train')")
+    page.go_back()
+    shown(page, "location.hash.includes('q=test')")
 
 
-def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        page.keyboard.press("a")
-        page.wait_for_function("() => document.body.dataset.audited === location.hash")
-        suspects = digits().opened.memory.suspects(24)
-        first = page.locator(".suspect >> nth=0")
-        assert first.get_attribute("data-example") == str(suspects.examples[0])
-        assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
-        assert first.locator(".says").inner_text() == str(suspects.answers[0])
-        first.locator(".out").click()
-        compared(page, f"example:{suspects.examples[0]}")
-        expected = masked_by_library(example=suspects.examples[0])
-        assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
-        page.click("#accuracy button")
-        page.wait_for_selector("#accuracy b")
+def test_an_example_is_left_out_with_a_click(page: Page):
+    example = page.get_attribute(".card >> nth=0", "data-example")
+    page.hover(".card >> nth=0")
+    page.click(".card .out >> nth=0")
+    compared(page, f"example:{example}")
+    assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
 
 
-def test_influence_says_that_it_is_an_estimate(browser, of_digits: Served):
-    with opened(browser, of_digits, "#measure=influence") as page:
-        shown(page, "location.hash.includes('q=')")
-        assert page.inner_text("#controls .caution") == "estimate"
-        assert "estimate" in page.get_attribute("#controls .caution", "title")
-        assert "would be lower" in page.inner_text("#examples")
-        assert page.locator("#controls button:text-is('slots')").count() == 0
+def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(page: Page):
+    page.keyboard.press("a")
+    page.wait_for_function("() => document.body.dataset.audited === location.hash")
+    suspects = digits().opened.memory.suspects(24)
+    first = page.locator(".suspect >> nth=0")
+    assert first.get_attribute("data-example") == str(suspects.examples[0])
+    assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
+    assert first.locator(".says").inner_text() == str(suspects.answers[0])
+    first.locator(".out").click()
+    compared(page, f"example:{suspects.examples[0]}")
+    expected = masked_by_library(example=suspects.examples[0])
+    assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+    page.click("#accuracy button")
+    page.wait_for_selector("#accuracy b")
 
 
-def test_draw_a_digit(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
-        shown(page)
-        page.click("#ways button:text-is('Draw')")
-        box = page.locator("#pad").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
-        page.mouse.down()
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 30, steps=8)
-        page.mouse.up()
-        shown(page, "location.hash.includes('q=pixels')")
-        assert page.inner_text("#said").isdigit()
-        drawn = page.url
-    with opened(browser, of_digits, drawn.removeprefix(of_digits.url)) as page:
-        shown(page)
-        assert page.locator("#story .picture").get_attribute("src").startswith("data:image/png")
+def test_influence_says_that_it_is_an_estimate(page: Page):
+    page.click("#controls button:text-is('influence')")
+    shown(page, "location.hash.includes('influence')")
+    assert page.inner_text("#controls .caution") == "estimate"
+    page.hover("#controls .caution")
+    assert "estimate" in page.inner_text("#bubble")
+    assert "would be lower" in page.inner_text("#examples")
+    assert page.locator("#controls button:text-is('slots')").count() == 0
+
+
+def test_draw_a_digit(page: Page):
+    page.click("#ways button:text-is('Draw')")
+    box = page.locator("#pad").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 30, steps=8)
+    page.mouse.up()
+    shown(page, "location.hash.includes('q=pixels')")
+    assert page.inner_text("#said").isdigit()
+    page.reload()
+    shown(page)
+    assert page.locator("#story .picture").get_attribute("src").startswith("data:image/png")
+    page.click("#ways button:text-is('Test inputs')")
 
 
 def test_type_a_prompt_and_click_a_token(browser):
@@ -219,8 +249,31 @@ def test_type_a_prompt_and_click_a_token(browser):
         shown(page, "location.hash.includes('at=1')")
         tokens = torch.tensor([speller().subject.tokenizer.encode("the wo")])
         said = int(speller().opened.model(tokens)[0, 1].argmax())
-        assert page.text_content("#said") == speller().subject.tokenizer.decode([said])
+        assert page.text_content("#said").replace("␣", " ") == speller().subject.tokenizer.decode([said])
         assert page.locator(".cards.text .card").count() > 0
+
+
+def test_a_language_run_shows_the_passages_that_a_clicked_token_attends_to(browser: BrowserContext):
+    subject = subject_of(reader_run())
+    prompt, token = "the wolf and", 7
+    with serve(subject, port=0) as served, opened(browser, served) as page:
+        shown(page)
+        page.click("#ways button:text-is('Prompt')")
+        page.fill("#prompt", prompt)
+        page.press("#prompt", "Enter")
+        shown(page, "location.hash.includes('text%3Athe+wolf')")
+        assert page.locator("#tokens button").all_text_contents() == list(prompt)
+        page.click(f"#tokens button >> nth={token}")
+        shown(page, f"location.hash.includes('at={token}')")
+        memory, tokens = subject.reopen(), torch.tensor([subject.tokenizer.encode(prompt)])
+        spot = memory.attend(subject.network(memory), tokens, kernel=subject.kernel)
+        expected = spot[next(iter(memory.layers))].at(token).top(20, by="example").columns["example"][0][0]
+        cards = page.locator(".cards.text .card")
+        assert cards.evaluate_all("all => all.map(e => Number(e.dataset.example))") == expected
+        assert cards.first.locator("mark").inner_text() == prompt[token]
+        assert "folded" in page.inner_text("#mask-controls")
+        page.click(".mover button:text-is('›')")
+        shown(page, f"location.hash.includes('at={token + 1}')")
 
 
 def test_a_memory_under_recording(browser, tmp_path):
@@ -251,12 +304,24 @@ def test_mistakes_are_said_where_they_are(browser, of_digits: Served):
     page.close()
 
 
-def test_it_fits_a_phone(browser, of_digits: Served):
-    with opened(browser, of_digits, size=(390, 844)) as page:
-        shown(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        page.click("#help")
-        assert page.is_visible("dialog#guide")
+@pytest.mark.parametrize("view", ["", "audit"])
+def test_it_fits_a_phone(page: Page, view: str):
+    page.set_viewport_size({"width": 390, "height": 844})
+    if view:
+        page.click(f"#views [data-view={view}]")
+        page.wait_for_function("() => document.body.dataset.audited === location.hash")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.click("#help")
+    assert page.is_visible("dialog#guide")
+    page.keyboard.press("Escape")
+
+
+def test_what_a_mask_is_not_is_said_where_masks_are_made(page: Page):
+    page.focus("#mask .caution")
+    assert "not retraining" in page.inner_text("#bubble")
+    page.click("#views [data-view=audit]")
+    page.wait_for_function("() => document.body.dataset.audited === location.hash")
+    assert "is a mask, not retraining" in page.inner_text("#audit")
 
 
 def test_the_demo_says_how_to_open_it():

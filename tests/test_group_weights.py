@@ -2,16 +2,32 @@
 
 from functools import cache
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import spotlights as sl
 import training
 from explorers import exact_run
 from spotlights.web.masks import Mask, Masks
 
 EXACT = 1e-10
 SOURCES, LABELS = ["even", "odd"], [0, 1, 2]
+
+
+class Reader(nn.Module):
+    """Says a class after reading a sequence."""
+
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        states, _ = self.parts["recurrent"](sequences.transpose(0, 1))
+        return self.parts["head"](states[-1])
 
 
 def masks_of(columns: list[str]) -> Masks:
@@ -87,3 +103,33 @@ def test_a_memory_without_groups_can_be_masked_by_steps():
             rtol=EXACT,
             atol=EXACT,
         )
+
+
+@pytest.mark.parametrize(
+    "recurrent", [nn.LSTM(3, 4), nn.GRU(3, 4), nn.LSTM(3, 4, bias=False)], ids=["two", "gru", "none"]
+)
+def test_layers_with_two_biases_or_none_have_group_weights_too(recurrent: nn.Module, tmp_path):
+    model = training.fill(nn.ModuleDict({"recurrent": recurrent, "head": nn.Linear(4, 2)}).double())
+    network = Reader(model)
+    biases = [parameter for name, parameter in network.named_parameters() if "bias_hh" in name]
+    others = [parameter for name, parameter in network.named_parameters() if "bias_hh" not in name]
+    groups = [{"params": others}, {"params": biases, "lr": 0.01}] if biases else others
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)  # the two biases do not learn alike
+    inputs = torch.randn(8, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    labels = torch.arange(8) % 2
+    with sl.record(network, optimizer, tmp_path / "run.memory", dtype="float64") as recorder:
+        for step in range(6):
+            ids = torch.randint(8, (3,), generator=torch.Generator().manual_seed(step))
+            recorder.batch(example=ids, label=labels[ids])
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs[ids]), labels[ids]).backward()
+            optimizer.step()
+    memory = sl.open(tmp_path / "run.memory")
+    masks = Masks(memory, network, ["label"], cells=2)
+    assert masks.groups is not None
+    masks.build(lambda: torch.no_grad())
+    assert memory.verify(network, parameters=masks.whole()).ok
+    for mask in (Mask((("label", (1,)),)), Mask(steps=((0, 3),)), Mask(examples=(2, 5))):
+        expected = mask.view(memory).primal(network)(inputs)
+        with torch.no_grad():
+            torch.testing.assert_close(masks.network(mask)(inputs), expected, rtol=EXACT, atol=EXACT)

@@ -271,7 +271,7 @@ class TestCellParts(ReducerContract):
         unrolled = found.view.unrolled("2")
         assert isinstance(unrolled, UnrolledNumbers)
         cells = Cells(found.view, found.layer, ["label"])
-        return CellPartsReducer(found.layer, cells, unrolled.weight, unrolled.bias)
+        return CellPartsReducer(found.layer, cells, unrolled.weight, unrolled.biases)
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return reducer.weights, reducer.biases, reducer.counts

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from spotlights.attention.influence import Influence, LayerInfluence
+    from spotlights.attention.whole import WholeContributions, WholeScores
 
 KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
 
@@ -76,6 +77,12 @@ class Attention(Measure):
         use = self.use if self.turned else None
         return Attention(self.view, self.layer, self._forward, self.kernel, part=self.part, chosen=chosen, use=use)
 
+    def whole(self) -> WholeScores:
+        """The attention of a whole input that this layer sees as many rows: added up over them (docs/layers.md)."""
+        from spotlights.attention.whole import WholeScores
+
+        return WholeScores(self)
+
     def passages(
         self,
         text: Sequence[str],
@@ -113,7 +120,9 @@ class Attention(Measure):
         return "; ".join(note for note in notes if note) or None
 
     def values(self, chosen: slice) -> Values:
-        queries = self.queries[chosen]
+        return self._values_of(self.queries[chosen])
+
+    def _values_of(self, queries: Float[Tensor, "queries in_features"]) -> Values:
         if self.turned:
             if self.kernel != "dot":
                 raise UnsupportedError(
@@ -288,6 +297,12 @@ class Contributions(Measure):
         parts = self._unrolled.group_parts(self.view.selection, grouping)
         found = group_products(parts, self.queries, self._directions, self._bias_queries, owners, inputs=inputs)
         return found, parts.counts
+
+    def whole(self) -> WholeContributions:
+        """Added up over the queries: the contributions to a whole input that this layer sees as many rows."""
+        from spotlights.attention.whole import WholeContributions
+
+        return WholeContributions(self)
 
     @property
     def initial(self) -> Float[Tensor, "queries"]:

@@ -38,9 +38,9 @@ class CellSums:
         block: Block,
         codes: Int64[Tensor, "rows"],
         weight: Float[Tensor, "rows"],
-        bias: Float[Tensor, "rows"],
-    ) -> Iterator[tuple[int, int, Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"]]]:
-        """A group, how many slots it has here, and their sums for weight and bias; a group may come more than once.
+        biases: Float[Tensor, "biases rows"],
+    ) -> Iterator[tuple[int, int, Float[Tensor, "out_features in_group"], Float[Tensor, "biases out_features"]]]:
+        """A group, how many slots it has here, and their sums for weight and biases; a group may come more than once.
 
         The sums are valid until the next ones are asked for.
 
@@ -48,12 +48,12 @@ class CellSums:
             block: some slots.
             codes: the group of each.
             weight: what its `δ⊗k` is multiplied by.
-            bias: what its δ is multiplied by.
+            biases: what its δ is multiplied by, for each bias.
         """
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            of_weight, of_bias = weight[errors.place], bias[errors.place]
+            of_weight, of_biases = weight[errors.place], biases[:, errors.place]
             if errors.scale is not None:
-                of_weight, of_bias = of_weight * errors.scale, of_bias * errors.scale
+                of_weight, of_biases = of_weight * errors.scale, of_biases * errors.scale
             if keys.scale is not None:
                 of_weight = of_weight * keys.scale
             here, order = codes[errors.place].sort(stable=True)
@@ -61,14 +61,14 @@ class CellSums:
             sorted_keys, sorted_errors = self._keys[: len(order)], self._errors[: len(order)]
             torch.index_select(keys.rows, 0, order, out=sorted_keys)
             torch.index_select(errors.rows, 0, order, out=sorted_errors)
-            of_weight, of_bias = (each[order].to(sorted_errors.dtype) for each in (of_weight, of_bias))
+            of_weight, of_biases = (each[..., order].to(sorted_errors.dtype) for each in (of_weight, of_biases))
             end = 0
             for cell, count in zip(present.tolist(), counts.tolist(), strict=True):
                 first, end = end, end + count
                 some = sorted_errors[first:end]
-                of_one = of_bias[first:end] @ some
+                of_ones = of_biases[:, first:end] @ some
                 some *= of_weight[first:end, None]
-                yield cell, count, outer_sum(some, sorted_keys[first:end], self._groups, out=self._product), of_one
+                yield cell, count, outer_sum(some, sorted_keys[first:end], self._groups, out=self._product), of_ones
 
 
 class CellPartsReducer(Reducer):
@@ -79,12 +79,12 @@ class CellPartsReducer(Reducer):
         layer: LayerReader,
         cells: Groups,
         weight: Float[Tensor, "steps"],
-        bias: Float[Tensor, "steps"],
+        biases: Float[Tensor, "biases steps"],
     ) -> None:
-        self._made_of = layer, cells, weight, bias
+        self._made_of = layer, cells, weight, biases
         shape = layer.entry.matrix_shape
         self.weights = torch.zeros(len(cells), *shape, dtype=torch.float64)
-        self.biases = torch.zeros(len(cells), shape[0], dtype=torch.float64)
+        self.biases = torch.zeros(len(cells), len(biases), shape[0], dtype=torch.float64)
         self.counts = torch.zeros(len(cells), dtype=torch.int64)
         self._sums = CellSums(layer)
 
@@ -92,11 +92,11 @@ class CellPartsReducer(Reducer):
         return type(self)(*self._made_of)
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        _, cells, weight, bias = self._made_of
+        _, cells, weight, biases = self._made_of
         codes, steps = cells.codes(block), block.column("step")
-        for cell, count, of_weight, of_bias in self._sums.of(block, codes, weight[steps], bias[steps]):
+        for cell, count, of_weight, of_biases in self._sums.of(block, codes, weight[steps], biases[:, steps]):
             self.weights[cell] += of_weight
-            self.biases[cell] += of_bias
+            self.biases[cell] += of_biases
             self.counts[cell] += count
 
     def merge(self, other: CellPartsReducer) -> None:

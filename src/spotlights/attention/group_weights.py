@@ -34,14 +34,8 @@ _ALL = -1
 
 
 def has_group_weights(view: View) -> bool:
-    """Whether each step's slots all have one coefficient. Under Adam and its kin only a sweep finds a group's part.
-
-    Nor are there any where a layer has two biases, of which a group's part is kept as one.
-    """
-    return all(
-        isinstance(view.unrolled(name), UnrolledNumbers) and len(layer.entry.bias_names) <= 1
-        for name, layer in view.reader.layers.items()
-    )
+    """Whether each step's slots all have one coefficient. Under Adam and its kin only a sweep finds a group's part."""
+    return all(isinstance(view.unrolled(name), UnrolledNumbers) for name in view.reader.layers)
 
 
 class Cells:
@@ -106,7 +100,7 @@ class GroupWeights:
         for name, cells in self._cells.items():
             layer, unrolled = self._view.reader.layer(name), self._view.unrolled(name)
             assert isinstance(unrolled, UnrolledNumbers), "see has_group_weights"
-            sums = CellPartsReducer(layer, cells, unrolled.weight, unrolled.bias)
+            sums = CellPartsReducer(layer, cells, unrolled.weight, unrolled.biases)
             for edge, (start, stop) in enumerate(zip(self.edges, self.edges[1:], strict=False), start=1):
                 with turn(), _one_thread():
                     before = sums.counts.clone()
@@ -123,15 +117,15 @@ class GroupWeights:
         for cell in {_ALL, *range(len(grown))}:
             if (layer.name, cell, edge - 1) in self._at:
                 self._at[layer.name, cell, edge] = self._at[layer.name, cell, edge - 1]
-        for cell, weight, bias in parts:
-            joined = torch.cat([weight, bias[:, None]], dim=1).to(layer.storage.compute_dtype)
+        for cell, weight, biases in parts:
+            joined = torch.cat([weight, biases.T], dim=1).to(layer.storage.compute_dtype)
             self._at[layer.name, cell, edge] = self._file.seek(0, os.SEEK_END)
             self._file.write(joined.numpy().data)
         self._file.flush()
 
     def removed(
         self, layer: str, masked: Callable[[tuple[Label, ...]], bool], stretches: Iterable[tuple[int, int]]
-    ) -> Float[Tensor, "out_features in_features_and_bias"]:
+    ) -> Float[Tensor, "out_features in_features_and_biases"]:
         """The part that a mask takes away: of some cells everything, of the others some stretches of edges.
 
         Args:
@@ -151,13 +145,14 @@ class GroupWeights:
         plan = min(one_by_one, from_all, key=lambda terms: sum(sign != 0 for sign in terms.values()))
         return self._summed(layer, plan)
 
-    def total(self, layer: str) -> Float[Tensor, "out_features in_features_and_bias"]:
+    def total(self, layer: str) -> Float[Tensor, "out_features in_features_and_biases"]:
         """What all slots together make up."""
         return self._summed(layer, Counter({(_ALL, len(self.edges) - 1): 1}))
 
     def _summed(self, layer: str, plan: Counter[tuple[int, int]]) -> Tensor:
         reader = self._view.reader.layer(layer)
-        shape = reader.entry.out_features, reader.entry.matrix_shape[1] + 1
+        entry = reader.entry
+        shape = entry.out_features, entry.matrix_shape[1] + len(entry.bias_names)
         total = torch.zeros(shape, dtype=reader.storage.compute_dtype)
         read = torch.empty_like(total)
         for (cell, edge), sign in plan.items():
@@ -172,7 +167,9 @@ def group_weight_bytes(view: View, cells: int) -> int:
     """What one edge of training time takes on disk."""
     layers = view.reader.layers.values()
     per_cell = sum(
-        layer.entry.out_features * (layer.entry.matrix_shape[1] + 1) * layer.storage.compute_dtype.itemsize
+        layer.entry.out_features
+        * (layer.entry.matrix_shape[1] + len(layer.entry.bias_names))
+        * layer.storage.compute_dtype.itemsize
         for layer in layers
     )
     return per_cell * (cells + 1)

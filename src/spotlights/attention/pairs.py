@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.attention.products import error_products
-from spotlights.dual_form import Factor, Side
+from spotlights.dual_form import Factor, Side, linear_map, outer_sum
 from spotlights.memory.reader import Block
 
 
@@ -152,6 +153,64 @@ class GroupedPairs:
             for row, (x, direction) in enumerate(zip(q, g, strict=True)):
                 made[row] += ((k * x) @ factor[group].T).mul_(e) @ direction
         return made
+
+
+class SummedPairs:
+    """The sum over all queries: `Σ_ij δ_i M_ij k_j` with `M = Σ g⊗q`, one number for each slot."""
+
+    def __init__(
+        self,
+        queries: Float[Tensor, "queries in_features"],
+        directions: Float[Tensor, "queries out_features"],
+        bias_queries: Float[Tensor, "queries"],
+        *,
+        columns: Sequence[slice],
+        groups: int,
+    ) -> None:
+        self._matrix = outer_sum(directions, queries, groups)
+        self._bias_direction = bias_queries[None] @ directions
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return 1
+
+    def empty(self, rows: int) -> Float[Tensor, "1 rows"]:
+        return self._matrix.new_empty(1, rows)
+
+    def contributions(
+        self, block: Block, sides: Sequence[Side], weights: Sequence[Factor], bias: Factor
+    ) -> Float[Tensor, "1 rows"]:
+        """What each slot of one step adds, with that step's factors."""
+        parts = [
+            _seen_through(side, weight, self._matrix[:, columns])
+            for side, weight, columns in zip(sides, weights, self._columns, strict=True)
+        ]
+        return self._products(block, torch.cat(parts, dim=1)) + self.through_bias(block, bias)
+
+    def through_weight(self, block: Block) -> Float[Tensor, "1 rows"]:
+        return self._products(block, self._matrix)
+
+    def through_bias(self, block: Block, factor: Factor = 1.0) -> Float[Tensor, "1 rows"]:
+        return error_products(block, self._bias_direction * factor)
+
+    def _products(self, block: Block, matrix: Float[Tensor, "out_features in_group"]) -> Float[Tensor, "1 rows"]:
+        result = self.empty(len(block))
+        for keys, errors in zip(block.keys(), block.errors(), strict=True):
+            made = linear_map(keys.rows, matrix).mul_(errors.rows).sum(dim=1)
+            for scale in (keys.scale, errors.scale):
+                if scale is not None:
+                    made *= scale
+            result[0, errors.place] = made
+        return result
+
+
+def _seen_through(
+    side: Side, factor: Factor, matrix: Float[Tensor, "out_features columns"]
+) -> Float[Tensor, "out_features columns"]:
+    """The matrix whose product with a gradient is this one's with what a step made of the gradient (`act`)."""
+    if not isinstance(factor, Tensor) or side == "entries":
+        return matrix * factor
+    return factor.T @ matrix if side == "left" else matrix @ factor.T
 
 
 def _pair(query: Float[Tensor, "in_features"], direction: Float[Tensor, "out_features"]) -> _Pair:

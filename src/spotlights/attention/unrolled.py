@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.attention.cell_sums import CellPartsReducer, CellSums, Groups
-from spotlights.attention.pairs import GroupedPairs, Pairs
+from spotlights.attention.pairs import GroupedPairs, Pairs, SummedPairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
@@ -38,6 +39,11 @@ class Parts:
     def bias(self) -> Float[Tensor, "out_features"]:
         """What is added to an output, whatever the query."""
         return self.biases.sum(dim=0)
+
+    @property
+    def matrix(self) -> Float[Tensor, "out_features in_group_and_biases"]:
+        """The weight with a column for each bias."""
+        return torch.cat([self.weight, self.biases.T], dim=1)
 
     def output(self, queries: Float[Tensor, "queries in_features"]) -> Float[Tensor, "queries out_features"]:
         """What they make of some queries, in float64."""
@@ -81,8 +87,13 @@ class Unrolled(ABC):
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
+        *,
+        summed: bool = False,
     ) -> Values | SweptValues:
-        """What each slot adds to the layer's output in some direction; a query's own 1, for the bias, apart."""
+        """What each slot adds to the layer's output in some direction; a query's own 1, for the bias, apart.
+
+        With `summed`, one number for each slot: added up over the queries.
+        """
 
 
 class UnrolledNumbers(Unrolled):
@@ -97,8 +108,8 @@ class UnrolledNumbers(Unrolled):
     ) -> None:
         self._layer = layer
         self._initial = initial
-        self._biases = biases
         self.weight = weight
+        self.biases = biases
         self.bias = biases.sum(dim=0)
 
     @property
@@ -107,14 +118,14 @@ class UnrolledNumbers(Unrolled):
 
     def parts(self, selection: Selection) -> Parts:
         entry = self._layer.entry
-        reducer = PartsReducer(entry.matrix_shape, self.weight, self._biases, groups=entry.groups)
+        reducer = PartsReducer(entry.matrix_shape, self.weight, self.biases, groups=entry.groups)
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
         return Parts(reducer.weight, reducer.bias)
 
     def group_parts(self, selection: Selection, groups: Groups) -> GroupParts:
-        reducer = CellPartsReducer(self._layer, groups, self.weight, self.bias)
+        reducer = CellPartsReducer(self._layer, groups, self.weight, self.bias[None])
         scan([Job(self._layer, selection, 0, lambda block: _NO_VALUES, [reducer])])
-        return GroupParts(reducer.weights, reducer.biases, reducer.counts)
+        return GroupParts(reducer.weights, reducer.biases[:, 0], reducer.counts)
 
     def outputs(
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
@@ -132,19 +143,30 @@ class UnrolledNumbers(Unrolled):
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
+        *,
+        summed: bool = False,
     ) -> Values:
-        dtype = self._layer.storage.compute_dtype
+        entry, dtype = self._layer.entry, self._layer.storage.compute_dtype
         directions, ones = directions.to(dtype), bias_queries.to(dtype)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
-        if self._layer.entry.groups > 1:
-            pairs = GroupedPairs(queries.to(dtype), directions, ones, self._layer.entry.groups)
+        if summed and len(queries) * (entry.in_features + entry.out_features) < math.prod(entry.matrix_shape):
+            apart = self.contributions(queries, directions, bias_queries)  # so few that a matrix would cost more
+            return lambda block: apart(block).sum(dim=0, keepdim=True)
+        if summed or entry.groups > 1:
+            given = queries.to(dtype), directions, ones
+            whole = slice(0, entry.in_features)
+            pairs = (
+                SummedPairs(*given, columns=[whole], groups=entry.groups)
+                if summed
+                else GroupedPairs(*given, entry.groups)
+            )
 
-            def grouped(block: Block) -> Tensor:
+            def by_weight_and_bias(block: Block) -> Tensor:
                 steps = block.column("step")
                 through_weight, through_bias = pairs.through_weight(block), pairs.through_bias(block)
                 return through_weight.mul_(weight[steps]).add_(through_bias.mul_(bias[steps]))
 
-            return grouped
+            return by_weight_and_bias
         products = Products(self._layer, queries)
 
         def values(block: Block) -> Tensor:
@@ -200,11 +222,11 @@ class UnrolledMatrices(Unrolled):
                 if not len(step.block):
                     continue
                 ones = torch.ones(len(step.block), dtype=torch.float64)
-                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), ones, ones):
+                for group, count, of_weight, of_bias in sums.of(step.block, groups.codes(step.block), ones, ones[None]):
                     for swept, of_step in zip(self._sweep.weights, step.weights, strict=True):
                         part = of_weight[:, swept.columns]
                         weights[group, :, swept.columns] += act(swept.side, of_step, part)
-                    biases[group] += step.bias * of_bias
+                    biases[group] += step.bias * of_bias[0]
                     counts[group] += count
         return GroupParts(weights, biases, counts)
 
@@ -221,9 +243,12 @@ class UnrolledMatrices(Unrolled):
         queries: Float[Tensor, "queries in_features"],
         directions: Float[Tensor, "queries out_features"],
         bias_queries: Float[Tensor, "queries"],
+        *,
+        summed: bool = False,
     ) -> SweptValues:
         dtype = self._layer.storage.compute_dtype
-        pairs = Pairs(
+        kind = SummedPairs if summed and len(queries) > 1 else Pairs
+        pairs = kind(
             queries.to(dtype),
             directions.to(dtype),
             bias_queries.to(dtype),
@@ -236,7 +261,7 @@ class UnrolledMatrices(Unrolled):
 class _SweptContributions(SweptValues):
     """The sweep goes on while some threads compute the values of the steps behind it."""
 
-    def __init__(self, sweep: LayerSweep, pairs: Pairs) -> None:
+    def __init__(self, sweep: LayerSweep, pairs: Pairs | SummedPairs) -> None:
         self._sweep = sweep
         self._pairs = pairs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotlights.attention.suspects import NOTE
+from spotlights.web.data import show_example
 from spotlights.web.explorer import Explorer
 from spotlights.web.measured import Wanted, measured
 from spotlights.web.queries import Query, output_name
@@ -27,7 +28,7 @@ def audit(explorer: Explorer, query: Query | None, wanted: Wanted) -> dict[str, 
         row["label_name"] = _name(explorer.subject, label, row.get("source"))
         row["says_name"] = _name(explorer.subject, row["says"], row.get("source"))
         row["value"] = values.get(row["example"])
-        row["shown"] = explorer.show_example(row["example"])
+        row["shown"] = show_example(explorer, row["example"])
         rows.append(row)
     return {
         "layer": suspects.layer,

@@ -10,7 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import UnsupportedError
-from spotlights.web.explorer import BATCH, Explorer
+from spotlights.web.data import BATCH, input_row, predictions
+from spotlights.web.explorer import Explorer
 from spotlights.web.masks import Mask
 
 SHOWN_INPUTS = 6
@@ -21,7 +22,7 @@ LEAST_CHANGE = 0.01
 def accuracy(explorer: Explorer, mask: Mask) -> dict[str, Any]:
     """The share of test inputs that are right, with and without what the mask leaves out, and who changes most."""
     masks, inputs = explorer.masks(), explorer.subject.inputs
-    if explorer.predictions() is None or inputs.labels is None:
+    if predictions(explorer) is None or inputs.labels is None:
         raise UnsupportedError("The test inputs have no labels: there is no accuracy.")
     labels = torch.tensor(inputs.labels)
 
@@ -60,7 +61,7 @@ def _changed(explorer: Explorer, by: Tensor, before: dict[str, Tensor], after: d
     places = by.topk(min(SHOWN_INPUTS, len(by))).indices
     return [
         {
-            **explorer.input(place),
+            **input_row(explorer, place),
             "now": int(after["said"][place]),
             "right": float(before["share"][place]),
             "right_now": float(after["share"][place]),

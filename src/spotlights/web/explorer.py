@@ -1,4 +1,4 @@
-"""The explorer's answers: what stands behind each address of the API, as plain Python.
+"""The explorer: a memory with its network, opened, and what is prepared and kept for its answers.
 
 One scan runs at a time (it takes all cores anyway); masks and whatever is kept need no scan. A memory that is
 still being recorded is looked at as it was when it was opened, until somebody asks for the newer steps.
@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import nn
 
 import spotlights as sl
 from spotlights.attention import Spotlights
+from spotlights.attention.group_weights import Cells
 from spotlights.attention.grouping import column_values
 from spotlights.attention.results import Label
 from spotlights.attention.whitening import key_moments
-from spotlights.errors import SpotlightsError, UnknownNameError
-from spotlights.figures import palette
+from spotlights.errors import SpotlightsError
 from spotlights.memory.columns import FIRST_STEP, LAST_STEP, VISITS
 from spotlights.opened import Verification
 from spotlights.web.masks import Mask, Masks
 from spotlights.web.measures import Kept
 from spotlights.web.queries import Query, described, outputs_of, read_query
 from spotlights.web.subject import Subject
-from spotlights.web.views import as_json, pixels, png
 
 MAX_GROUPS = 64
 """A column with more values than this is not offered as a group."""
-BATCH = 512
+FOLDED = (
+    "To leave something out, one must know what each visit added to the weights. This memory is folded: it keeps a sum "
+    "of keys for each example, for scores. Record without fold= to see contributions and masks."
+)
 PATIENCE = 1.0
 """Seconds for which an answer waits for what it needs before it is put off."""
 
@@ -77,7 +77,7 @@ class Opened:
 
 
 class Explorer:
-    """Answers everything that the page asks."""
+    """What every answer to the page stands on (`overview`, `data`, `spotlight`, `audit`, `effects`, `snippets`)."""
 
     def __init__(self, subject: Subject, *, prepare: bool = True) -> None:
         """`prepare`: add up the group weights in the background, which masks and the verdict need."""
@@ -97,7 +97,7 @@ class Explorer:
             cells = _cells(memory, list(opened.groups))
             opened.masks = Masks(memory, model, list(opened.groups), cells)
         except SpotlightsError as error:
-            opened.no_masks = str(error)
+            opened.no_masks = FOLDED if memory._view.reader.manifest.fold else str(error)
         if self._prepare:
             threading.Thread(target=self._finish, args=(opened,), daemon=True).start()
         return opened
@@ -117,174 +117,6 @@ class Explorer:
         """Opens the memory again, to see the steps that came since."""
         with self.scanning:
             self.opened = self._open()
-
-    # -- what is there -------------------------------------------------------------------------
-
-    def about(self) -> dict[str, Any]:
-        """The run: its layers, its groups, what can be asked."""
-        opened, subject = self.opened, self.subject
-        memory, inputs = opened.memory, subject.inputs
-        known = memory.info.as_dict()
-        first_source = None if inputs.sources is None else inputs.sources[0]
-        groups = {}
-        for column, values in opened.groups.items():
-            names = [str(value) for value in values]
-            several = inputs.sources is not None and len(set(inputs.sources)) > 1
-            if column == "label" and subject.class_names is not None and not several:
-                classes = subject.class_names(first_source)
-                names = [classes[v] if isinstance(v, int) and 0 <= v < len(classes) else str(v) for v in values]
-            groups[column] = [
-                {"value": value, "name": name, "colour": colour}
-                for value, name, colour in zip(values, names, palette.colours(column, values), strict=True)
-            ]
-        drawing = subject.drawing
-        return {
-            "title": subject.title,
-            "opened": opened.number,
-            "status": known["status"],
-            "steps": memory.steps,
-            "slots": len(memory),
-            "optimizer": known["optimizer"],
-            "exact": known["exact"],
-            "columns": known["columns"],
-            "layers": [
-                {"name": name, "in": info.in_features, "out": info.out_features, "slots": info.slots}
-                for name, info in memory.layers.items()
-            ],
-            "groups": groups,
-            "inputs": len(inputs),
-            "labelled": inputs.labels is not None,
-            "sources": sorted(set(inputs.sources or [])),
-            "classes": [] if subject.class_names is None else subject.class_names(first_source),
-            "examples": "example" in memory.columns,
-            "visits": known["folded"] is None,
-            "audit": "example" in memory.columns and known["folded"] is None and memory._view.reader.manifest.errors,
-            "training_queries": subject.example_input is not None and "example" in memory.columns,
-            "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
-            "prompt": subject.tokenizer is not None,
-            "edges": [] if opened.masks is None or opened.masks.groups is None else opened.masks.groups.edges,
-            "no_masks": opened.no_masks,
-            "ink": drawing is not None,
-            "colours": {
-                "for": palette.FOR,
-                "against": palette.AGAINST,
-                "ink": palette.INK,
-                "quiet": palette.QUIET,
-                "faint": palette.FAINT,
-                "caution": palette.CAUTION,
-                "classes": palette.CLASSES,
-            },
-            "version": sl.__version__,
-        }
-
-    def status(self) -> dict[str, Any]:
-        """What is still going on: the recording, the preparation of masks, the verdict."""
-        opened = self.opened
-        now = self.subject.reopen() if _is_recording(opened.memory) else opened.memory
-        checks = opened.verification
-        return {
-            "opened": opened.number,
-            "recording": _is_recording(now),
-            "steps": opened.memory.steps,
-            "steps_now": now.steps,
-            "masks": None if opened.masks is None else 1.0 if opened.masks.ready else opened.masks.progress,
-            "verified": None
-            if checks is None
-            else {
-                name: {**{k: v for k, v in asdict(check).items() if not k.endswith("_steps")}, "ok": check.ok}
-                for name, check in checks.items()
-            },
-        }
-
-    # -- inputs and examples -------------------------------------------------------------------
-
-    @cached_property
-    def _position(self) -> dict[int, int]:
-        return {example: place for place, example in enumerate(self.subject.inputs.ids)}
-
-    def predictions(self) -> tuple[Int64[Tensor, "inputs"], Float[Tensor, "inputs"]] | None:
-        """What the network says to every test input, and how sure it is; None if it is no classifier."""
-        opened = self.opened
-        found = opened.answers.get("predictions")
-        if found is None:
-            with self.scanning:
-                found = _predict(opened.model, self.subject.inputs.tensors)
-            opened.answers.put("predictions", found, 0 if found is None else found[0].nbytes * 2)
-        return found
-
-    def inputs(
-        self, *, only: str, label: int | None, source: str | None, order: str, seed: int, first: int, count: int
-    ) -> dict[str, Any]:
-        """Test inputs with what the network says to them."""
-        inputs, predicted = self.subject.inputs, self.predictions()
-        places = torch.arange(len(inputs))
-        labels = None if inputs.labels is None else torch.tensor(inputs.labels)
-        if predicted is not None and labels is not None and only != "all":
-            right = predicted[0] == labels
-            places = places[~right if only == "wrong" else right]
-        if label is not None and labels is not None:
-            places = places[labels[places] == label]
-        if source is not None and inputs.sources is not None:
-            places = torch.tensor([p for p in places.tolist() if inputs.sources[p] == source], dtype=torch.int64)
-        if order == "random":
-            places = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))]
-        elif order == "unsure" and predicted is not None:
-            places = places[predicted[1][places].argsort(stable=True)]
-        rows = [self.input(place) for place in places[first : first + count].tolist()]
-        return {"matching": len(places), "first": first, "inputs": rows}
-
-    def input(self, place: int) -> dict[str, Any]:
-        """One test input, by its place: how it looks, and what the network says to it."""
-        inputs, predicted = self.subject.inputs, self.predictions()
-        shown = as_json(inputs.show(place))
-        if shown["kind"] == "image":
-            shown["image"] = f"api/inputs/{inputs.ids[place]}.png"
-        return {
-            "id": inputs.ids[place],
-            "label": None if inputs.labels is None else inputs.labels[place],
-            "source": None if inputs.sources is None else inputs.sources[place],
-            "said": None if predicted is None else int(predicted[0][place]),
-            "share": None if predicted is None else float(predicted[1][place]),
-            "shown": shown,
-        }
-
-    def input_png(self, example: int) -> bytes:
-        if example not in self._position:
-            raise UnknownNameError(f"No test input has the id {example}.")
-        return png(pixels(self.subject.inputs.show(self._position[example])))
-
-    def example_png(self, example: int) -> bytes:
-        if self.subject.show_example is None:
-            raise UnknownNameError("Training examples have no pictures here.")
-        return png(pixels(self.subject.show_example(example)))
-
-    def show_example(self, example: int | None) -> dict[str, Any] | None:
-        """How a training example looks; None where nobody has said."""
-        if self.subject.show_example is None or example is None:
-            return None
-        shown = as_json(self.subject.show_example(example))
-        if shown["kind"] == "image":
-            shown["image"] = f"api/examples/{example}.png"
-        return shown
-
-    def example(self, example: int) -> dict[str, Any]:
-        """A training example: how it looks, what is known of it, and when it was visited."""
-        memory = self.opened.memory
-        if "example" not in memory.columns:
-            raise UnknownNameError("This memory knows no examples: it was recorded without recorder.batch(example=…).")
-        layer = next(iter(memory._view.reader.layers.values()))
-        selection = memory.where(example=example)._view.selection
-        slots = torch.cat([torch.empty(0, dtype=torch.int64), *(b.slots for b in layer.blocks(selection, 1 << 16))])
-        if not len(slots):
-            raise UnknownNameError(f"No slot has example={example}.")
-        entries = memory._view.reader.manifest.columns
-        columns = {
-            name: column_values(layer.column_at(name, slots[:1]), entry.kind, entry.strings)[0]
-            for name, entry in entries.items()
-            if name not in ("step", "example", "position")
-        }
-        steps = [] if layer.folded else layer.column_at("step", slots).tolist()
-        return {"example": example, "columns": columns, "steps": steps, "shown": self.show_example(example)}
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -370,23 +202,6 @@ class Explorer:
         }
 
 
-@torch.no_grad()
-def _predict(model: nn.Module, tensors: Tensor) -> tuple[Tensor, Tensor] | None:
-    said, share = [], []
-    for some in (tensors[:1], *tensors[1:].split(BATCH)):  # one alone tells whether it is a classifier
-        output = model(some)
-        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(some):
-            return None
-        chances = output.double().softmax(dim=1).max(dim=1)
-        said.append(chances.indices.cpu())
-        share.append(chances.values.cpu())
-    return torch.cat(said), torch.cat(share)
-
-
-def _is_recording(memory: sl.Memory) -> bool:
-    return memory._view.reader.manifest.status == "recording"
-
-
 def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
     """Columns of few values, the labels first."""
     layers = list(memory._view.reader.layers.values())
@@ -398,13 +213,20 @@ def groups_of(memory: sl.Memory) -> dict[str, list[Label]]:
     found = {}
     for name in sorted(names, key=("label", "source").__contains__, reverse=True):
         values = layer.distinct(name)
-        if 0 < len(values) <= MAX_GROUPS:
-            found[name] = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)
+        if 0 < len(values) <= MAX_GROUPS and not any(_alike(memory, name, other) for other in found):
+            labels = column_values(torch.from_numpy(values), entries[name].kind, entries[name].strings)
+            if labels != [None]:
+                found[name] = sorted(labels, key=str) if entries[name].kind == "string" else labels
     return found
 
 
-def _cells(memory: sl.Memory, columns: list[str]) -> int:
-    from spotlights.attention.group_weights import Cells
+def _alike(memory: sl.Memory, column: str, other: str) -> bool:
+    """Whether two columns divide the slots into the same groups, under other names."""
+    layer = list(memory._view.reader.layers.values())[-1]
+    sizes = {len(layer.distinct(name)) for name in (column, other)}
+    return sizes == {len(Cells(memory._view, layer, [column, other]))}
 
+
+def _cells(memory: sl.Memory, columns: list[str]) -> int:
     view = memory._view
     return max((len(Cells(view, layer, columns)) for layer in view.reader.layers.values()), default=0)

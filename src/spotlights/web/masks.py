@@ -143,10 +143,9 @@ class Masks:
             )
         if mask.conditions() != aligned.conditions():
             made = made - self._rest(layer, mask, aligned)
-        found = {"weight": made[:, :-1]}
-        if self._memory.layers[layer].bias:
-            found["bias"] = made[:, -1]
-        return found
+        entry = self._memory._view.reader.manifest.layers[layer]
+        width = entry.matrix_shape[1]
+        return entry.split(made[:, :width], made[:, width:].T)
 
     def _aligned(self, mask: Mask) -> Mask:
         """The part of a mask that the group weights know."""
@@ -157,20 +156,18 @@ class Masks:
             tuple(ends for ends in mask.steps if edges >= set(ends)),
         )
 
-    def _rest(self, layer: str, mask: Mask, aligned: Mask) -> Float[Tensor, "out_features in_features_and_bias"]:
+    def _rest(self, layer: str, mask: Mask, aligned: Mask) -> Float[Tensor, "out_features in_features_and_biases"]:
         """What the slots make up that the mask leaves out beyond its aligned part."""
         view = self._memory._view
         kept_by_both = mask.view(self._memory)._view.selection
         selection = Both(aligned.view(self._memory)._view.selection, Complement(kept_by_both))
-        parts = view.unrolled(layer).parts(selection)
-        return torch.cat([parts.weight, parts.bias[:, None]], dim=1)
+        return view.unrolled(layer).parts(selection).matrix
 
-    def _whole(self, layer: str) -> Float[Tensor, "out_features in_features_and_bias"]:
+    def _whole(self, layer: str) -> Float[Tensor, "out_features in_features_and_biases"]:
         if layer not in self._wholes:
             assert self.groups is not None
-            initial, total = self._memory._view.unrolled(layer).initial, self.groups.total(layer)
-            initial = torch.cat([initial.weight, initial.bias[:, None]], dim=1)
-            self._wholes[layer] = (initial + total).to(total.dtype)
+            total = self.groups.total(layer)
+            self._wholes[layer] = (self._memory._view.unrolled(layer).initial.matrix + total).to(total.dtype)
         return self._wholes[layer]
 
 

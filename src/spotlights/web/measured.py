@@ -52,6 +52,9 @@ class Measured:
     """Layers through which an estimate does not go."""
     initial: float | None
     """What the initial weights make up of the output, where contributions are asked for."""
+    rows: int
+    """How many rows of the query are added up: the positions at which a convolution sees an image."""
+    kernel: str
 
     @property
     def layer(self) -> str:
@@ -64,9 +67,16 @@ class Measured:
     @property
     def caution(self) -> str | None:
         """In a word or two, what the note explains."""
-        if self.kind.estimate or self.parts[0].sample is not None:
-            return "estimate"
-        return "first order" if not self.exact else "approximate" if self.note else None
+        part = self.parts[0]
+        reasons = {
+            "estimate": self.kind.estimate or part.sample is not None,
+            "first order": not self.exact,
+            "approximate": part.layer.storage.name in ("float16", "int8"),
+            self.kernel: self.kernel != "dot",
+            "visits added up": part.view.reader.manifest.fold is not None,
+            f"{self.rows:,} positions added up": self.rows > 1,
+        }
+        return next((word for word, holds in reasons.items() if holds), None)
 
     def totals(self, *columns: str, bins: int | None = None) -> list[Totals]:
         """Values summed over the groups of each column."""
@@ -95,6 +105,7 @@ def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
     layers, left_out = spot.influence_layers() if kind.estimate else ([wanted.layer], [])
     if not layers:
         raise UnsupportedError(f"There is no estimate of influence through {', '.join(left_out)}.")
+    rows = max(len(spot[name].queries) for name in layers)
     made = [_part(explorer, query, wanted, kind, spot, name, target) for name in layers]
     whole, parts = zip(*made, strict=True)
     contributions = whole[0] if isinstance(whole[0], Contributions) and not kind.estimate else None
@@ -105,6 +116,8 @@ def measured(explorer: Explorer, query: Query, wanted: Wanted) -> Measured:
         exact=not kind.estimate and (contributions is None or contributions.exact),
         left_out=left_out,
         initial=None if contributions is None else float(contributions.initial[0]),
+        rows=rows if row_of(query, rows) is None else 1,
+        kernel=explorer.subject.kernel,
     )
 
 

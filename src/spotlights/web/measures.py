@@ -60,11 +60,13 @@ KINDS = {
 }
 
 
-def measure_of(kind: Kind, attention: Attention, row: int, target: Any) -> Measure:
-    """The library's own measure of one layer, for a query whose rows in that layer are given."""
+def measure_of(kind: Kind, attention: Attention, row: int | None, target: Any) -> Measure:
+    """The library's own measure of one layer, for one row of a query in that layer, or for all of them added up."""
     if kind.estimate:
-        return attention._influence_part(target, None)  # every row of a text has its part in what would happen
-    return attention.at(row).contributions(target) if kind.signed else attention.at(row)
+        return attention._influence_part(target, None).whole()  # every row has its part in what would happen
+    if row is not None:
+        attention = attention.at(row)
+    return attention.contributions(target).whole() if kind.signed else attention.whole()
 
 
 class Held(Measure):
@@ -130,8 +132,8 @@ class Kept:
 
 
 def hold(measure: Measure) -> Float[Tensor, "1 slots"] | None:
-    """A measure's values for the whole memory, its rows added up; None if they are too many to keep."""
+    """A measure's values for the whole memory; None if they are too many to keep."""
     try:
-        return measure._all("The values")[0].sum(dim=0, keepdim=True)
+        return measure._all("The values")[0]
     except TooLargeError:
         return None

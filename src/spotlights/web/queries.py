@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.attention import Spotlights
-from spotlights.errors import SettingError, UnknownNameError
+from spotlights.errors import SettingError
 from spotlights.web.subject import Subject
 from spotlights.web.views import Passage, as_json
 
@@ -59,10 +59,7 @@ def read_query(subject: Subject, name: str, position: int | None) -> Query:
 def _test(subject: Subject, name: str, rest: str, position: int | None) -> Query:
     example = whole_number(rest, "the id of a test input")
     inputs = subject.inputs
-    try:
-        place = inputs.ids.index(example)
-    except ValueError:
-        raise UnknownNameError(f"No test input has the id {example}.") from None
+    place = inputs.place(example)
     return _placed(
         subject,
         name,
@@ -187,10 +184,10 @@ def target_of(query: Query, output: Tensor, target: int) -> Any:
     return target
 
 
-def row_of(query: Query, rows: int) -> int:
-    """Which of a layer's rows is asked about."""
+def row_of(query: Query, rows: int) -> int | None:
+    """Which of a layer's rows is asked about; None for all of them together: a convolution's positions of an image."""
     if query.position is None or rows == 1:
-        return 0
+        return None
     return query.position if rows == len(query.tokens or ()) else rows - 1
 
 
@@ -206,6 +203,12 @@ def output_name(subject: Subject, query: Query, number: int) -> str:
         return subject.tokenizer.decode([number])
     names = [] if subject.class_names is None else subject.class_names(query.source)
     return names[number] if number < len(names) else str(number)
+
+
+def _output_layer(spot: Spotlights, outputs: int) -> str:
+    """The layer to look at first: the last one with as many outputs as the network itself."""
+    names = [name for name, attention in spot.items() if attention.layer.entry.out_features == outputs]
+    return names[-1] if names else list(spot)[-1]
 
 
 def described(subject: Subject, query: Query, logits: Float[Tensor, "outputs"], spot: Spotlights) -> dict[str, Any]:
@@ -233,4 +236,5 @@ def described(subject: Subject, query: Query, logits: Float[Tensor, "outputs"], 
             for number in order
         ],
         "layers": list(spot),
+        "layer": _output_layer(spot, len(logits)),
     }

@@ -16,7 +16,7 @@ import spotlights as sl
 from spotlights.errors import MemoryFormatError, SettingError
 from spotlights.experiments import demo, mnist_cnn, running
 from spotlights.experiments.images import Prepared, prepare
-from spotlights.experiments.language.settings import LanguageSettings
+from spotlights.experiments.language.settings import TextSettings
 from spotlights.experiments.settings import ImageSettings
 from spotlights.experiments.training import recorded_network, restored
 from spotlights.web.subject import Drawing, Inputs, Subject
@@ -74,7 +74,7 @@ def _of_demo(folder: Path) -> Subject:
 
 def _of_experiment(folder: Path) -> Subject:
     name, settings = running.started(folder)
-    if isinstance(settings, LanguageSettings):
+    if isinstance(settings, TextSettings):
         return of_language_run(folder)
     if not isinstance(settings, ImageSettings):
         raise SettingError(

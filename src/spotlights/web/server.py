@@ -12,7 +12,6 @@ import hmac
 import io
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -26,11 +25,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotlights.errors import SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.web import data
 from spotlights.web.audit import audit
 from spotlights.web.effects import accuracy as accuracy_under
 from spotlights.web.explorer import Explorer, Preparing
 from spotlights.web.measured import Wanted
 from spotlights.web.measures import KINDS
+from spotlights.web.overview import overview, status
 from spotlights.web.parameters import LOOK, MASK, QUERY, Parameters, read_mask, read_query, read_wanted
 from spotlights.web.queries import whole_number
 from spotlights.web.snippets import snippet
@@ -52,17 +53,18 @@ def about(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, ("newest",))
     if parameters.choice("newest", ("no", "yes")) == "yes":
         explorer.refresh()
-    return {**explorer.about(), "measures": [asdict(kind) for kind in _kinds(explorer)]}
+    return overview(explorer)
 
 
-def status(explorer: Explorer, request: Request) -> Any:
+def going_on(explorer: Explorer, request: Request) -> Any:
     Parameters(request.query_params, ())
-    return explorer.status()
+    return status(explorer)
 
 
 def inputs(explorer: Explorer, request: Request) -> Any:
     parameters = Parameters(request.query_params, ("only", "label", "source", "order", "seed", "first", "count"))
-    return explorer.inputs(
+    return data.list_inputs(
+        explorer,
         only=parameters.choice("only", ("all", "wrong", "right")),
         label=parameters.number("label", None, -(1 << 31), 1 << 31),
         source=parameters.optional("source"),
@@ -108,15 +110,15 @@ def accuracy(explorer: Explorer, request: Request) -> Any:
 
 def example(explorer: Explorer, request: Request) -> Any:
     Parameters(request.query_params, ())
-    return explorer.example(_id(request))
+    return data.example_facts(explorer, _id(request))
 
 
 def example_png(explorer: Explorer, request: Request) -> Response:
-    return _picture(explorer.example_png(_id(request)))
+    return _picture(data.example_png(explorer, _id(request)))
 
 
 def input_png(explorer: Explorer, request: Request) -> Response:
-    return _picture(explorer.input_png(_id(request)))
+    return _picture(data.input_png(explorer, _id(request)))
 
 
 def table(explorer: Explorer, request: Request) -> Response:
@@ -153,7 +155,7 @@ def python(explorer: Explorer, request: Request) -> Response:
 
 ADDRESSES: dict[str, Answer] = {
     "/api/run": about,
-    "/api/status": status,
+    "/api/status": going_on,
     "/api/inputs": inputs,
     "/api/inputs/{id}.png": input_png,
     "/api/query": query,
@@ -174,14 +176,6 @@ def _prepare(explorer: Explorer, wanted: Wanted) -> None:
     """Before anybody holds the scan: what the measure needs may take longer than a request should."""
     if wanted.measure in KINDS and KINDS[wanted.measure].estimate:
         explorer.moments()
-
-
-def _kinds(explorer: Explorer) -> list[Any]:
-    memory = explorer.opened.memory
-    known, examples = memory.info.as_dict(), "example" in memory.columns
-    exact = known["exact"] and explorer.subject.kernel == "dot"
-    kinds = [kind for kind in KINDS.values() if (exact or not kind.signed) and (examples or not kind.estimate)]
-    return kinds if known["folded"] is None else [KINDS["score"]]
 
 
 def _id(request: Request) -> int:

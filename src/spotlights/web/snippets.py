@@ -40,12 +40,11 @@ def snippet(explorer: Explorer, query: Query, wanted: Wanted, mask: Mask) -> str
         measure, by = "influence", ""
         lines += [f"influence = {view}.attend(model, x).influence(target={target})"]
     else:
-        measure = "attention"
         lines += [f'attention = {view}.attend(model, x)["{wanted.layer}"]']
         if query.position is not None:
             lines += [f"attention = attention.at({query.position})"]
-        if seen.kind.signed:
-            measure = f"attention.contributions(target={target})"
+        whole = ".whole()" if seen.rows > 1 else ""
+        measure = f"attention.contributions(target={target}){whole}" if seen.kind.signed else f"attention{whole}"
     per = wanted.per or next(iter(explorer.opened.groups), None)
     lines += [f"print({measure}.top({wanted.top}{by}))"]
     if seen.kind.signed:

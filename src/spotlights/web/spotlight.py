@@ -13,6 +13,7 @@ from spotlights.attention.measure import Measure, top_of
 from spotlights.attention.questions import AskTop, AskTotals
 from spotlights.attention.results import Top, Totals
 from spotlights.errors import SettingError, UnknownNameError
+from spotlights.web.data import show_example
 from spotlights.web.explorer import Explorer
 from spotlights.web.measured import Measured, Wanted, measured
 from spotlights.web.queries import Query
@@ -49,8 +50,10 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         columns = _sorted_examples(explorer, measure, examples, per, wanted.sorted, signed)
     else:
         totals, largest, smallest, columns = _slots(seen, list(opened.groups), per, wanted)
+        examples = None
         top = _rows(explorer, largest, measure.what)
         bottom = None if smallest is None else _rows(explorer, smallest, measure.what)
+    summed = examples if examples is not None else totals[0] if totals else seen.totals("step", bins=1)[0]
     return {
         "layer": seen.layer,
         "measure": wanted.measure,
@@ -62,9 +65,10 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         "exact": seen.exact,
         "caution": seen.caution,
         "note": seen.note,
+        "rows": seen.rows,
         "initial": seen.initial,
-        "total": float(totals[0].values[0].sum()) if totals else None,
-        "slots": int(totals[0].counts.sum()) if totals else len(opened.memory),
+        "total": float(summed.values[0].sum()),
+        "slots": int(summed.counts.sum()),
         "top": top,
         "bottom": bottom,
         "sorted": columns,
@@ -114,7 +118,7 @@ def _rows(explorer: Explorer, top: Top, what: str, *, query: int = 0, sign: floa
     rows = []
     for row in top.rows(query):
         row["value"] = sign * row.pop(what)
-        row["shown"] = explorer.show_example(row.get("example"))
+        row["shown"] = show_example(explorer, row.get("example"))
         rows.append(row)
     return rows
 

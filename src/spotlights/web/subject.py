@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 import spotlights as sl
-from spotlights.errors import SettingError
+from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.web.views import View
 
 
@@ -58,6 +59,16 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.tensors)
 
+    def place(self, example: int) -> int:
+        """The position of the input with an id."""
+        if example not in self._places:
+            raise UnknownNameError(f"No test input has the id {example}.")
+        return self._places[example]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {example: place for place, example in enumerate(self.ids)}
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -84,6 +95,16 @@ class Subject:
     """Makes prompts queries."""
     kernel: str = "dot"
     """How keys and queries are compared; contributions and influence need the plain product."""
+
+
+def _as_of(memory: sl.Memory, model: nn.Module) -> nn.Module:
+    """The network that a memory is about: while it is being recorded, the model is some steps ahead of it."""
+    if memory._view.reader.manifest.status != "recording":
+        return model
+    try:
+        return memory.primal(model).eval()
+    except UnsupportedError:  # scores are all that it has, and they need no more than the model as it is
+        return model
 
 
 def own_subject(
@@ -124,7 +145,7 @@ def own_subject(
     return Subject(
         title=path.name,
         reopen=lambda: sl.open(path),
-        network=lambda memory: copy.deepcopy(model),  # the user's own may go on training
+        network=lambda memory: _as_of(memory, copy.deepcopy(model)),  # the user's own may go on training
         inputs=Inputs(
             tensors,
             show_input or default_view,

@@ -12,6 +12,7 @@ from spotlights.attention.sentences import AROUND, sentence_at
 from spotlights.datasets import TextDataset, Vocabulary
 from spotlights.errors import UnknownNameError
 from spotlights.experiments.language.asking import KERNEL, before
+from spotlights.experiments.language.gpt import GPTSettings
 from spotlights.experiments.language.opening import open_run
 from spotlights.experiments.running import MEMORY
 from spotlights.web.subject import Inputs, Subject
@@ -25,13 +26,13 @@ CONTEXT = {"character": 80, "word": 25}
 
 def of_language_run(folder: Path) -> Subject:
     """A finished language run."""
-    trained, _ = open_run(folder)
+    trained, settings = open_run(folder)
     data, model = trained.data, trained.model
     unit = data.vocabulary.unit
-    length = min(CONTEXT[unit], len(data.test.tokens))
+    context = min(CONTEXT[unit], settings.context)  # of more, a GPT would not read the beginning
+    length = min(context, len(data.test.tokens))
     last = len(data.test.tokens) - length
     starts = sorted({last * place // max(1, WINDOWS - 1) for place in range(WINDOWS)})
-    context = CONTEXT[unit]
     return Subject(
         title=f"{folder.name}: a network that reads {data.name}",
         reopen=lambda: sl.open(folder / MEMORY),
@@ -46,21 +47,23 @@ def of_language_run(folder: Path) -> Subject:
         show_example=lambda position: around(data, position),
         example_input=lambda position: data.vocabulary.encode(before(data, "train", position, context)),
         example_code="subject.example_input(example)",
-        tokenizer=_Tokens(data.vocabulary),
+        tokenizer=_Tokens(data.vocabulary, settings.context if isinstance(settings, GPTSettings) else None),
         # Sums of keys favour positions with large ones; where contributions can be asked for, the plain product stays.
         kernel=KERNEL if trained.memory.info.as_dict()["folded"] else "dot",
     )
 
 
 class _Tokens:
-    """A vocabulary as the explorer wants it; words bring the space behind them."""
+    """A vocabulary as the explorer wants it; words bring the space behind them. Of a long text the end is read."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, longest: int | None = None) -> None:
         self._vocabulary = vocabulary
+        self._longest = longest
         self._behind = "" if vocabulary.unit == "character" else " "
 
     def encode(self, text: str) -> list[int]:
-        return self._vocabulary.encode(self._vocabulary.split(text)).tolist()
+        tokens = self._vocabulary.encode(self._vocabulary.split(text)).tolist()
+        return tokens if self._longest is None else tokens[-self._longest :]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(token + self._behind for token in self._vocabulary.decode(torch.tensor(list(tokens))))

@@ -46,6 +46,7 @@ function testWay() {
       select("order", "Order", [["given", "in order"], ["unsure", "least sure"], ["random", "shuffled"]]),
       search),
     h("div", { id: "inputs", class: "grid" }),
+    h("p", { id: "tags", class: "quiet" }),
     h("div", { class: "pager" },
       h("button", { id: "earlier", "aria-label": "Earlier inputs", onclick: () => page(-PAGE) }, "‹"),
       h("span", { id: "counted", class: "quiet" }),
@@ -65,6 +66,8 @@ async function list() {
     place.className = rows ? "grid rows" : "grid";
     fill(place, listed.length ? listed.map(thumbnail) : h("p", { class: "empty" }, "No input is like that."));
     const last = Math.min(filters.first + PAGE, found.matching);
+    const wrong = listed.find(isWrong);
+    fill($("tags"), wrong ? [h("span", { class: "wrong-answer" }, `${name(wrong.label)} → ${name(wrong.said)}`), `: it is ${name(wrong.label)}, the network says ${name(wrong.said)}.`] : "");
     fill($("counted"), found.matching ? `${filters.first + 1}–${last} of ${found.matching.toLocaleString("en")}` : "");
     $("earlier").disabled = filters.first === 0;
     $("later").disabled = last >= found.matching;
@@ -77,12 +80,15 @@ async function list() {
   }
 }
 
+const name = (number) => run.classes[number] ?? number;
+const isWrong = ({ said, label }) => said !== null && label !== null && said !== label;
+
 function thumbnail(input) {
-  const name = (number) => run.classes[number] ?? number;
-  const wrong = input.said !== null && input.label !== null && input.said !== input.label;
+  const wrong = isWrong(input);
+  const short = (number) => (input.shown.kind === "image" && String(name(number)).length > 5 ? number : name(number));
   const title = input.said === null ? `input ${input.id}`
     : `input ${input.id}: says ${name(input.said)} (${percent(input.share)})${wrong ? `, is ${name(input.label)}` : ""}`;
-  const tag = input.said === null ? null : h("span", { class: "tag" }, wrong ? `${input.label} → ${input.said}` : `${input.said}`);
+  const tag = input.said === null ? null : h("span", { class: "tag" }, wrong ? `${short(input.label)} → ${short(input.said)}` : `${short(input.said)}`);
   return h("button", { class: wrong ? "thumb wrong" : "thumb", title, "data-id": String(input.id), "aria-label": title,
     onclick: () => change({ q: `test:${input.id}`, at: "", target: "" }) },
     datum(input.shown, { ink: run.ink, name: title }), tag);
@@ -124,5 +130,5 @@ function promptWay() {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); }
   });
   return [text, h("p", {}, h("button", { id: "send", onclick: send }, "Ask")),
-    h("p", { class: "quiet" }, "Then click the token to ask about: the spotlight falls on what the network had read up to it.")];
+    h("p", { class: "quiet" }, "Enter asks. Then click the token to ask about: the spotlight falls on what the network had read up to it.")];
 }

@@ -23,14 +23,16 @@ export function fill(place, ...children) {
 /** A number as one reads it: 12,345 · 3.21 · 0.0042 · 1.2 M. */
 export function shown(value) {
   if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
+  if (value < 0) return `−${shown(-value)}`;
+  const size = value;
   if (size >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
   if (size >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
+  if (size >= 1e5) return `${Math.round(value / 1e3)} k`;
   if (size >= 1000 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
-  return size >= 1 ? value.toFixed(2) : value === 0 ? "0" : value.toPrecision(2).replace(/e([+-]\d+)/, "e$1");
+  return size >= 1 ? value.toFixed(2) : value.toPrecision(size >= 0.1 ? 3 : 2);
 }
 
-export const signed = (value) => (value < 0 ? "−" : "+") + shown(Math.abs(value));
+export const signed = (value) => (value < 0 ? "" : "+") + shown(value);
 export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9 %" : `${(100 * share).toFixed(1)} %`);
 
 /** A picture, a passage with its highlight, or a small table. `ink`: 0 is background, so dark on white. */
@@ -42,9 +44,10 @@ export function datum(shownAs, { ink = false, name = "" } = {}) {
   }
   if (shownAs.kind === "text") {
     const { text, start, end } = shownAs;
-    return h("span", {}, text.slice(0, start), end > start ? h("mark", {}, text.slice(start, end)) : null, text.slice(end));
+    if (end <= start) return h("span", {}, text);
+    return h("span", {}, text.slice(0, start).trimStart(), h("mark", {}, visible(text.slice(start, end))), text.slice(end).trimEnd());
   }
-  return h("table", { class: "mini" }, shownAs.rows.map(([key, value]) => h("tr", {}, h("td", {}, key), h("td", {}, value))));
+  return h("span", { class: "pairs" }, shownAs.rows.map(([key, value]) => h("span", {}, h("i", {}, key), ` ${value}`)));
 }
 
 /** The picture of an image that came as bytes: drawn here, since no address has it. */
@@ -64,11 +67,47 @@ function pixelsUrl({ bytes, width, height }) {
 /** A name that can be seen: a token may be nothing but white space. */
 export const visible = (name) => (String(name).trim() ? name : String(name).replaceAll(" ", "␣").replaceAll("\n", "↵") || "∅");
 
+// -- explanations -----------------------------------------------------------------------------
+
+let bubble = null;
+let explained = null;
+
+/** Says more about an element on hover, on focus, and where there is no hover, on a tap. */
+export function explain(element, text) {
+  if (!text) return element;
+  element.tabIndex = 0;
+  element.setAttribute("aria-description", text);
+  for (const event of ["pointerenter", "focus", "click"]) element.addEventListener(event, () => open(element, text));
+  for (const event of ["pointerleave", "blur"]) element.addEventListener(event, close);
+  return element;
+}
+
+function open(element, text) {
+  if (!bubble) document.body.append(bubble = h("div", { id: "bubble", role: "tooltip" }));
+  explained = element;
+  fill(bubble, text);
+  bubble.hidden = false;
+  const { left, bottom, top } = element.getBoundingClientRect();
+  const below = bottom + 6 + bubble.offsetHeight < innerHeight;
+  bubble.style.left = `${Math.max(8, Math.min(left, innerWidth - bubble.offsetWidth - 8))}px`;
+  bubble.style.top = `${below ? bottom + 6 : Math.max(8, top - 6 - bubble.offsetHeight)}px`;
+}
+
+function close() {
+  explained = null;
+  if (bubble) bubble.hidden = true;
+}
+
+addEventListener("pointermove", () => { if (explained && !explained.isConnected) close(); }); // it was drawn anew meanwhile
+
 /** What is not exact says so; why, on hover. */
-export const caution = ({ caution: word, note }) => (word ? h("span", { class: "caution", title: note ?? "", tabindex: "0" }, word) : null);
+export const caution = ({ caution: word, note }) => (word ? explain(h("span", { class: "caution" }, word), note) : null);
 
 /** Shows in a place what is being waited for, and how far it is. */
-export const waits = (place, text) => (progress) => fill(place, h("p", { class: "quiet" }, text), h("progress", { value: progress, max: 1 }));
+export const waits = (place, text) => (progress) => {
+  place.classList.remove("busy");
+  fill(place, h("p", {}, text, h("span", { class: "quiet" }, ` ${Math.round(100 * progress)} %`)), h("progress", { value: progress, max: 1, "aria-label": text }));
+};
 
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);

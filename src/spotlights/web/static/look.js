@@ -20,7 +20,7 @@ export function setUpLooking(about) {
 }
 
 export const measure = () => run.measures.find(({ name }) => name === state.measure) ?? run.measures[0];
-export const layer = () => state.layer || run.layers.at(-1).name;
+export const layer = () => state.layer || answer?.layer || run.layers.at(-1).name;
 /** Influence is the only estimate: of all layers together, and of examples, not of slots. */
 const estimate = () => measure().estimate;
 const column = () => (state.per in run.groups ? state.per : Object.keys(run.groups)[0]);
@@ -47,7 +47,9 @@ export async function showQuery() {
     if (error instanceof Replaced) return;
     answer = found = null;
     fill($("story"), problem(error, showQuery));
-    fill($("examples"), h("p", { class: "empty" }, "Choose another input on the left."));
+    fill($("controls"));
+    fill($("examples"), h("p", { class: "empty" }, "Choose another input."));
+    $("made").classList.add("nothing");
   } finally {
     $("story").classList.remove("busy");
   }
@@ -60,7 +62,10 @@ export async function showLayer() {
   $("examples").classList.add("busy");
   const wanted = asked();
   try {
-    found = await ask("layer", wanted, "layer", waits($("examples"), ESTIMATING));
+    const waiting = waits($("examples"), ESTIMATING);
+    found = await ask("layer", wanted, "layer", (progress) => { $("made").classList.add("nothing"); waiting(progress); });
+    inOrder(found);
+    $("made").classList.remove("nothing");
     tell();
     controls();
     cards();
@@ -76,15 +81,28 @@ export async function showLayer() {
     if (error instanceof Replaced) return;
     found = null;
     fill($("examples"), problem(error, showLayer));
+    $("made").classList.add("nothing");
   } finally {
     $("examples").classList.remove("busy");
   }
 }
 
-/** The other layers come when the view is there: a hidden layer's contributions take longest. */
+const FEW_LAYERS = 6;
+
+/** Groups stand in the same order everywhere, whatever order training met them in. */
+function inOrder(answer) {
+  const place = (column, value) => (run.groups[column] ?? []).findIndex((group) => group.value === value);
+  for (const [column, rows] of Object.entries(answer.totals)) rows.sort((a, b) => place(column, a.value) - place(column, b.value));
+  const { groups, values, slots, examples } = answer.sorted;
+  const order = groups.map((_, at) => at).sort((a, b) => place(answer.per, groups[a]) - place(answer.per, groups[b]));
+  answer.sorted = Object.fromEntries(Object.entries({ groups, values, slots, examples }).map(([key, all]) => [key, order.map((at) => all[at])]));
+}
+
+/** The other layers come when the view is there: a hidden layer's contributions take longest. Of many, none: who could tell them apart? */
 async function showOtherTimes(wanted) {
+  if (estimate() || !run.visits || run.layers.length > FEW_LAYERS) return;
   for (const { name } of run.layers) {
-    if (name === wanted.layer || estimate() || !run.visits) continue;
+    if (name === wanted.layer) continue;
     times.push(await ask("time", { ...wanted, steps: "", layer: name }, "time"));
     await time();
   }
@@ -97,31 +115,38 @@ function tell() {
   const verdict = answer.truth === null ? null : answer.truth === answer.said ? h("span", { class: "right" }, " right") : h("span", { class: "wrong-answer" }, ` wrong: it is ${answer.truth_name}`);
   const picture = answer.shown.kind === "image" ? datum(answer.shown, { ink: run.ink, name: "the input" }) : null;
   picture?.classList.add("picture");
+  const facts = answer.shown.kind === "table" ? h("p", { class: "facts" }, datum(answer.shown)) : null;
+  const move = (by, text, title) => h("button", { class: "move", title, "aria-label": title, disabled: answer.at + by < 0 || answer.at + by >= answer.tokens.length, onclick: () => change({ at: answer.at + by, target: "" }) }, text);
+  const mover = answer.tokens && h("span", { class: "mover" }, move(-1, "‹", "The token before"), move(1, "›", "The token after"));
   const tokens = answer.tokens && h("p", { class: "tokens", id: "tokens" }, answer.tokens.map((token, at) =>
     h("button", { "aria-pressed": String(at === answer.at), title: `Ask about token ${at}`, onclick: () => change({ at, target: "" }) }, token.replace("\n", "↵\n"))));
   const kind = answer.tokens ? "After the marked token the network says " : "The network says ";
   fill($("story"), picture, h("div", {},
-    tokens,
-    h("p", { class: "said" }, kind, h("strong", { id: "said" }, answer.said_name), h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict),
+    tokens, facts,
+    h("p", { class: "said" }, mover, kind, h("strong", { id: "said" }, visible(answer.said_name)), h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict),
     h("p", { class: "sum" }, sentence())));
 }
 
 function sentence() {
   if (state.view) return "Which training examples may have taught it something wrong?";
-  if (!found || found.measure !== measure().name || (found.layer !== layer() && !estimate())) return "…";
+  if (!found || found.measure !== measure().name || (found.layer !== layer() && !estimate())) return "Asking …";
   const slots = `${found.slots.toLocaleString("en")} training slots`;
-  if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to the input.`;
+  const like = answer.tokens ? "what the network had read up to the marked token" : found.rows > 1 ? `the input, its ${found.rows.toLocaleString("en")} positions added up` : "the input";
+  if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to ${like}.`;
   const target = answer.outputs.find(({ number }) => number === found.target);
-  const name = target?.name ?? found.target;
+  const name = visible(target?.name ?? found.target);
   if (estimate()) return [`Had a training example been left out, would the output for “${name}” be lower or higher? `, h("b", {}, "An estimate"), ": order and sign count, the size has no unit."];
   if (found.steps) return `Steps ${found.steps[0].toLocaleString("en")} to ${found.steps[1].toLocaleString("en")} alone add ${signed(found.total)} to its output for “${name}”.`;
   if (found.exact && target) return [`Its output for “${name}” is a plain sum: `, h("b", {}, shown(target.logit)), ` = ${shown(found.initial)} from the initial weights `,
     h("b", { class: found.total >= 0 ? "for" : "against" }, signed(found.total)), ` from ${slots}. Who added most?`];
-  return `Through ${found.layer}, the ${slots} speak for or against “${name}” by about ${signed(found.total)} (first order).`;
+  const whole = found.rows > 1 ? ` The layer sees this input at ${found.rows.toLocaleString("en")} positions: all of them are added up.` : "";
+  return `Through ${found.layer}, the ${slots} speak for or against “${name}” by about ${signed(found.total)} (first order).${whole}`;
 }
 
 function controls() {
-  const pick = (title, current, choices, key) => h("span", { class: "switch", role: "group", "aria-label": title }, h("span", {}, title),
+  const pick = (title, current, choices, key) => choices.length > FEW_LAYERS ? h("label", { class: "switch" }, h("span", {}, title),
+    h("select", { id: `pick-${key}`, onchange: (event) => change({ [key]: event.target.value }) }, choices.map(([value, text]) => h("option", { value, selected: value === current }, text))))
+    : h("span", { class: "switch", role: "group", "aria-label": title }, h("span", {}, title),
     choices.map(([value, text, help]) => h("button", { "aria-pressed": String(value === current), title: help, onclick: () => change({ [key]: value }) }, text)));
   const now = measure();
   const target = now.signed && h("label", { class: "switch" }, h("span", {}, "for or against"),
@@ -143,14 +168,14 @@ function controls() {
 function cards() {
   const side = (title, rows, tone) => h("div", {}, h("h3", { class: tone }, title), rows.length ? h("div", { class: `cards ${rows[0].shown?.kind === "image" ? "" : "text"}` }, rows.map((row) => card(row, tone)))
     : h("p", { class: "empty" }, "Nothing here."));
-  const target = found.signed && (answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
+  const target = found.signed && visible(answer.outputs.find(({ number }) => number === found.target)?.name ?? found.target);
   const csv = h("a", { class: "quiet", href: `api/table.csv?${new URLSearchParams(Object.entries(asked()).filter(([, value]) => value))}`, download: "spotlights.csv" }, "CSV");
   const fewer = h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
   const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;
   const bottom = found.signed && found.bottom.filter(({ value }) => value < 0);
   fill($("examples"), found.signed
     ? h("div", { class: "sides" }, side(estimate() ? `Without these, “${target}” would be lower` : `Speak for “${target}”`, top, "for"), side([estimate() ? "Without these, higher " : "Speak against it ", h("span", { class: "links" }, csv, fewer)], bottom, "against"))
-    : h("div", { class: "sides one" }, side([`Training ${found.by === "slot" ? "slots" : "examples"} with the largest ${measure().title} `, h("span", { class: "links" }, csv, fewer)], top, "")));
+    : h("div", { class: "sides one" }, side([`${top[0]?.shown?.kind === "text" ? "Where the training text has" : found.by === "slot" ? "Training slots with" : "Training examples with"} the largest ${measure().title} `, h("span", { class: "links" }, csv, fewer)], top, "")));
 }
 
 function card(row, tone) {
@@ -170,14 +195,16 @@ function card(row, tone) {
 async function figures() {
   const what = measure().title;
   const of = found.by === "slot" ? "slots" : "examples";
+  $("totals").parentElement.hidden = !column();
+  $("sorted").closest(".figures").classList.toggle("one", !column());
   fill($("sorted-title"), `${what[0].toUpperCase()}${what.slice(1)}${estimate() ? "" : "s"} by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
   fill($("totals-title"), `Total by ${column() ?? ""}`, takeAway($("totals"), "spotlights-totals"));
   await drawSorted($("sorted"), found, look);
-  await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
+  if (column()) await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
   once($("sorted"), "plotly_hover", ({ points, event }) => { const [example, slot] = points[0].customdata ?? []; if (example !== undefined) light({ example, slot, at: event }); });
   once($("sorted"), "plotly_unhover", () => light(null));
   once($("sorted"), "plotly_click", ({ points }) => points[0].customdata && run.training_queries && change({ q: `train:${points[0].customdata[0]}`, at: "", target: "" }));
-  once($("totals"), "plotly_click", ({ points }) => !run.no_masks && toggleMasked(column(), points[0].customdata));
+  if (column()) once($("totals"), "plotly_click", ({ points }) => !run.no_masks && toggleMasked(column(), points[0].customdata));
 }
 
 function once(place, event, act) {
@@ -201,8 +228,8 @@ async function time(visits = null) {
 
 /** The nearest edge that masks know too, so that a stretch can be left out at once. */
 function snapped(step) {
-  const edges = run.edges.length ? run.edges : [0, run.steps];
-  return edges.reduce((best, edge) => (Math.abs(edge - step) < Math.abs(best - step) ? edge : best));
+  if (!run.edges.length) return Math.max(0, Math.min(run.steps, Math.round(step)));
+  return run.edges.reduce((best, edge) => (Math.abs(edge - step) < Math.abs(best - step) ? edge : best));
 }
 
 function leaveOut() {

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { setUpAudit, showAudit } from "./audit.js";
 import { markCurrent, random, setUpChoosing, step } from "./choose.js";
-import { $, fill, h, problem } from "./dom.js";
+import { $, explain, fill, h, problem } from "./dom.js";
 import { asked, layer, measure, setUpLooking, showLayer, showMasked, showQuery } from "./look.js";
 import { setUpMasking, showComparison, showMaskControls, sliding } from "./mask.js";
 import { setUpPlots } from "./plots.js";
@@ -20,7 +20,8 @@ async function start() {
   }
   for (const [name, value] of Object.entries(run.colours)) if (typeof value === "string") document.documentElement.style.setProperty(`--${name}`, value);
   document.title = `Spotlights: ${run.title}`;
-  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} training slots, ${run.steps.toLocaleString("en")} steps of ${run.optimizer}`);
+  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} slots · ${run.steps.toLocaleString("en")} steps · ${run.optimizer}`);
+  explain($("title"), `${run.slots.toLocaleString("en")} training slots: one for each visit of a training example (or of a token, or of a position in an image), from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}.`);
   if (!run.slots) {
     fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
     return follow_recording();
@@ -63,15 +64,25 @@ async function follow_recording() {
   if (waiting) setTimeout(follow_recording, 1500);
 }
 
-function badges({ masks, verified }) {
-  if (verified) {
-    fill($("badges"), h("span", { class: "quiet" }, "memory = network"), Object.entries(verified).map(([name, check]) => h("span", { class: `badge ${check.ok ? "yes" : "no"}`, tabindex: "0",
-      title: `${name}: the recorded training adds up to the trained weights, except for a relative difference of ${check.relative_error.toExponential(1)} (compared with ${check.compared_with}; up to ${check.tolerance.toExponential(0)} is rounding).` },
-      `${check.ok ? "✓" : "✗"} ${name}${check.ok ? "" : ` off by ${check.relative_error.toExponential(1)}`}`)));
+const SINGLE_BADGES = 4;
+const off = ({ relative_error }) => relative_error.toExponential(1);
+
+function badges({ masks, verified, recording }) {
+  if (recording) {
+    fill($("badges"), explain(h("span", { class: "badge wait" }, "verified when it is done"), "The network that you see is what the memory adds up to so far. Whether that is the trained network can be told once recording has ended."));
+  } else if (verified) {
+    const all = Object.entries(verified);
+    const wrong = all.filter(([, { ok }]) => !ok);
+    const said = (name, check) => `${name}: ${check.ok ? "the recorded training adds up to the trained weights" : "the recorded training does not add up to the network"}. Relative difference ${off(check)}, compared with ${check.compared_with}; up to ${check.tolerance.toExponential(0)} is rounding.`;
+    const one = ([name, check]) => explain(h("span", { class: `badge ${check.ok ? "yes" : "no"}` }, `${check.ok ? "✓" : "✗"} ${name}${check.ok ? "" : ` off by ${off(check)}`}`), said(name, check));
+    const together = () => explain(h("span", { class: "badge yes" }, `✓ ${wrong.length ? "the other" : "all"} ${all.length - wrong.length} layers`),
+      `The recorded training adds up to the trained weights, up to rounding:\n${all.filter(([, { ok }]) => ok).map(([name, check]) => `${name} ${off(check)}`).join("\n")}`);
+    const shown = all.length <= SINGLE_BADGES ? all.map(one) : [...wrong.slice(0, SINGLE_BADGES).map(one), wrong.length < all.length ? together() : null];
+    fill($("badges"), explain(h("span", { class: "quiet" }, wrong.length ? "memory ≠ network" : "memory = network"), "Whether the sum of everything that was recorded is the trained network, layer by layer. Only then are contributions and masks what they claim to be."), shown);
   } else if (masks !== null) {
-    fill($("badges"), h("span", { class: "badge wait", title: "Adding up every slot, to compare it with the network" }, `verifying … ${Math.round(100 * masks)} %`));
+    fill($("badges"), explain(h("span", { class: "badge wait" }, `verifying … ${Math.round(100 * masks)} %`), "Adding up every slot, to compare the sum with the trained network."));
   } else {
-    fill($("badges"), h("span", { class: "badge wait", title: run.no_masks ?? "" }, "scores only"));
+    fill($("badges"), explain(h("span", { class: "badge wait" }, "scores only"), run.no_masks));
   }
 }
 
@@ -120,7 +131,7 @@ function guide() {
     h("ol", {},
       h("li", {}, h("b", {}, "Choose an input. "), "The network answers it."),
       h("li", {}, h("b", {}, "See the spotlights. "), "A ", h("b", {}, "slot"), " is one visit of a training example. Its ", h("b", {}, "score"), " says how similar the layer finds it to the input; its ", h("b", {}, "contribution"), " what it adds to an output: for it (+) or against it (−). In the last layer contributions are exact: they add up to the output. In hidden layers they are first order, and marked so. ", h("b", {}, "Influence"), " estimates another thing: what the output would be had the network been trained without the example."),
-      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. (It is not the same as training again without them.)"),
+      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. ", h("b", {}, "A mask is not retraining"), ": what came after them stays as it was, though it would have gone another way. ", h("b", {}, "Influence"), " estimates that."),
       h("li", {}, h("b", {}, "Audit. "), "Training examples that the network kept disagreeing with: their labels may be wrong. Look at them, and leave them out with a click.")),
     h("p", {}, "The badges on top say whether the recorded sum really equals the trained network, layer by layer."),
     h("div", { class: "keys" }, Object.entries(KEYS).map(([key, [what]]) => h("span", {}, h("kbd", {}, { ArrowRight: "→", ArrowLeft: "←" }[key] ?? key), ` ${what}`))),
@@ -129,6 +140,10 @@ function guide() {
 }
 
 $("help").addEventListener("click", guide);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the state of the page, not a place in it
+  $("look").focus();
+});
 $("share").addEventListener("click", async () => {
   await navigator.clipboard?.writeText(location.href).catch(() => null);
   $("share").textContent = "Copied";

@@ -1,10 +1,12 @@
 // Step 3: leave some of the training out, and see the answer with and without it.
 
 import { ask, latest, Replaced } from "./api.js";
-import { $, datum, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
+import { $, datum, explain, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
 import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
 
 const MOST = 12;
+const FEW = 12;
+export const NOT_RETRAINING = "A mask is not retraining. It takes away exactly what these training examples added to the weights; all other updates stay as they were, though without these they would have gone another way. What training again would do is estimated by the measure “influence”.";
 let run;
 
 export function setUpMasking(about) {
@@ -18,19 +20,24 @@ export function showMaskControls() {
   const parts = maskParts();
   const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= 40);
   fill(place,
-    h("p", { class: "quiet" }, "What would it answer had these never added to its weights?"),
-    groups.map(([column, values]) => h("fieldset", {}, h("legend", {}, `leave out ${column}`),
-      h("div", { class: "chips" }, values.map(({ value, name, colour }) =>
-        h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name))))),
+    h("p", { class: "quiet" }, "What would it answer had these never added to its weights? ", explain(h("span", { class: "caution" }, "not retraining"), NOT_RETRAINING)),
+    groups.map(([column, values]) => chosen(`leave out ${column}`, values.length, (parts[column] ?? []).length > 0, values.map(({ value, name, colour }) =>
+      h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name)))),
     run.edges.length > 1 ? slider(parts) : null,
     (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `leave out ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
       h("div", { class: "chips" }, parts.example.slice(0, 12).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", id) }, id)),
         parts.example.length > 12 ? h("span", { class: "quiet" }, `and ${parts.example.length - 12} more`) : null)) : null,
-    run.layers.length > 1 ? h("fieldset", {}, h("legend", {}, "in layers"), h("div", { class: "chips" }, run.layers.map(({ name }) => {
+    run.layers.length > 1 ? chosen("in layers", run.layers.length, Boolean(state.in), run.layers.map(({ name }) => {
       const on = inLayers().includes(name);
       return h("button", { class: "chip", "aria-pressed": "false", style: { opacity: on ? 1 : 0.45 }, title: on ? "Masked in this layer" : "Not masked in this layer", "data-layer": name, onclick: () => toggleLayer(name) }, on ? "✓ " : "", name);
-    }))) : null,
+    })) : null,
     h("div", { class: "chips" }, h("button", { id: "clear-mask", disabled: !state.mask, onclick: () => change({ mask: "", in: "" }) }, "Mask nothing")));
+}
+
+/** Some chips under a title; many of them stay folded up until somebody wants one. */
+function chosen(title, count, open, buttons) {
+  const chips = h("div", { class: "chips" }, buttons);
+  return count <= FEW ? h("fieldset", {}, h("legend", {}, title), chips) : h("details", { open }, h("summary", {}, `${title} (${count})`), chips);
 }
 
 const inLayers = () => (state.in ? state.in.split(",") : run.layers.map(({ name }) => name));
@@ -72,15 +79,17 @@ export const sliding = () => document.activeElement?.type === "range" && $("mask
 // -- the comparison ---------------------------------------------------------------------------
 
 export const showComparison = latest(async () => {
-  if (!state.q || run.no_masks) return fill($("compare"));
+  if (!state.q || run.no_masks) return;
   const wanted = state.mask + state.in + state.q;
   try {
     const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask",
-      waits($("compare"), "Adding up the training by groups, once; then masks are instant."));
+      waits($("verdict"), "Adding up the training by groups, once; then masks are instant."));
     compare(found);
     document.body.dataset.compared = wanted;
   } catch (error) {
-    if (!(error instanceof Replaced)) fill($("compare"), problem(error, showComparison));
+    if (error instanceof Replaced) return;
+    fill($("compare"));
+    fill($("verdict"), h("p", { class: "quiet" }, error.message)); // if it is about the query, the middle says so too
   }
 });
 
@@ -99,13 +108,14 @@ function compare({ with: before, without: after }) {
   const place = (value) => (100 * (scaled(value) - low)) / (high - low || 1);
   const bar = (value, kind) => h("span", { class: kind, style: { left: `${Math.min(place(value), place(0))}%`, width: `${Math.max(0.6, Math.abs(place(value) - place(0)))}%` } });
   const most = state.mask && moved[0];
-  fill($("compare"),
-    h("div", { class: `verdict ${changed ? "changed" : ""}` },
+  fill($("verdict"), h("div", { class: `verdict ${changed ? "changed" : ""}` },
       h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, visible(before.said_name)), h("span", { class: "quiet number" }, share(before))),
       h("span", { "aria-hidden": "true" }, "→"),
-      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))),
-    most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Click a class above, move the slider, or the ✕ on a training example."),
-    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "output with"), h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "lengths on a log scale") : null),
+      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))));
+  fill($("compare"),
+    most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Leave out a class, some steps, or a training example by its ✕."),
+    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "with"), state.mask ? [h("span", {}, h("i", { style: { background: "var(--for)" } }), "without: higher"), h("span", {}, h("i", { style: { background: "var(--against)" } }), "lower")] : h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "log scale") : null),
+    far ? h("p", { class: "quiet" }, "Far outside what it ever said: what training examples add is large and cancels out, and the rest is not made up for.") : null,
     h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
       h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
       h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),

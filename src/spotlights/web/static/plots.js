@@ -20,6 +20,16 @@ function layout(more) {
   };
 }
 
+const LONGEST = 13;
+
+/** A name that fits under an axis: the last words say most. */
+function short(name) {
+  let words = String(name).split(" ");
+  while (words.length > 1 && words.join(" ").length > LONGEST) words = words.slice(1);
+  const text = words.join(" ");
+  return text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
+}
+
 const faded = (colour) => `${colour}55`;
 
 const large = (values) => (values.some((value) => Math.abs(value) >= 1000) ? "~s" : "~g");
@@ -39,7 +49,7 @@ export function drawSorted(place, found, names) {
   });
   traces.push({ x: [], y: [], type: "scatter", mode: "markers", marker: { color: "#ffa90e", size: 8, line: { color: colours.ink, width: 1 } }, hoverinfo: "none" });
   const ticks = groups.map((_, number) => number * (widest + gap) + widest / 2);
-  const texts = groups.map((group, number) => names(group, number).name);
+  const texts = groups.map((group, number) => short(names(group, number).name));
   const tilted = texts.some((text) => text.length > 3) && texts.length > 4;
   return Plotly.react(place, traces, layout({
     xaxis: { tickvals: ticks, ticktext: texts, tickangle: tilted ? -35 : 0, range: [-gap, groups.length * (widest + gap)] },
@@ -71,7 +81,7 @@ export function drawTotals(place, found, column, names, masked) {
     hovertext: rows.map((row, number) => `${looks[number].name}: ${shown(row.total)}<br>${row.slots.toLocaleString("en")} slots<br>click to leave it out`),
     hoverinfo: "text",
   }], layout({
-    xaxis: { tickvals: rows.map((_, number) => number), ticktext: looks.map(({ name }) => name), tickangle: tilted ? -35 : 0, range: [-0.6, rows.length - 0.4] },
+    xaxis: { tickvals: rows.map((_, number) => number), ticktext: looks.map(({ name }) => short(name)), tickangle: tilted ? -35 : 0, range: [-0.6, rows.length - 0.4] },
     yaxis: { tickformat: large(rows.map((row) => row.total)) },
     margin: { l: 46, r: 6, t: 6, b: tilted ? 62 : 28 }, bargap: 0.25,
   }), CONFIG);

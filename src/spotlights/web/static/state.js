@@ -30,6 +30,7 @@ export function change(changes, { quietly = false } = {}) {
 
 export function follow() {
   addEventListener("popstate", () => {
+    document.activeElement?.blur?.(); // a slider that has the focus is not made anew, see mask.js
     const changed = readAddress();
     if (changed.length) for (const listener of listeners) listener(changed);
   });
