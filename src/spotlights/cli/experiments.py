@@ -153,6 +153,10 @@ def truth(
     again: Annotated[int, typer.Option(min=0, help="How many of them again: what noise allows at best.")] = 0,
     same: Annotated[int, typer.Option(min=0, help="Networks retrained with the same initial weights and order.")] = 0,
     removals: Annotated[int, typer.Option(min=0, help="Test images whose top examples are dropped.")] = 0,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="influence, contribution, score or same label; all by default. Give it several times."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder; goes on with what lies there.")] = Path("runs/truth"),
     quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
     as_json: AsJson = False,
@@ -160,6 +164,16 @@ def truth(
     """Compare what the memory estimates with networks that were really trained without some examples."""
     with plain_errors():
         from spotlights.experiments.truth.harness import evaluate
+        from spotlights.experiments.truth.methods import METHODS
 
-        found = evaluate(setting, out=out, retrains=retrains, again=again, same=same, removals=removals, quick=quick)
+        found = evaluate(
+            setting,
+            out=out,
+            retrains=retrains,
+            again=again,
+            same=same,
+            removals=removals,
+            methods=method or tuple(METHODS),
+            quick=quick,
+        )
     print_json(found.as_dict()) if as_json else print_result(found)
