@@ -22,7 +22,8 @@ def reference() -> str:
     group = typer.main.get_command(app)
     parts = [_OPENING]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
-        parts.append(_section(name, command))
+        inner = getattr(command, "commands", None)  # `evaluate` has commands of its own
+        parts += [_section(f"{name} {each}", inner[each]) for each in inner] if inner else [_section(name, command)]
     return "\n".join(parts)
 
 
