@@ -71,9 +71,11 @@ def watched(browser: BrowserContext, served: Served) -> tuple[Page, list[str]]:
 def opened(browser: BrowserContext, served: Served, state: str = "") -> Iterator[Page]:
     """The page in a tab of its own."""
     page, wrong = watched(browser, served)
-    page.goto(served.url + state)
-    yield page
-    page.close()
+    try:
+        page.goto(served.url + state)
+        yield page
+    finally:
+        page.close()
     assert wrong == []
 
 
@@ -293,7 +295,7 @@ def test_a_memory_under_recording(browser, tmp_path):
             training.train(model, optimizer, range(5, 12), recorder)
             page.wait_for_selector("#newest")
             page.click("#newest")
-            page.wait_for_function("() => /, (1[0-2]|[6-9]) steps/.test(document.getElementById('title').textContent)")
+            page.wait_for_function("() => /· (1[0-2]|[6-9]) steps/.test(document.getElementById('title').textContent)")
 
 
 def test_mistakes_are_said_where_they_are(browser, of_digits: Served):
