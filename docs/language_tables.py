@@ -46,7 +46,8 @@ def _passage(found: Passages, rank: int) -> str:
     if rank >= len(found):
         return "–"
     row = list(found.rows())[rank]
-    return f"{_short(row['text'].strip())} ({row['score']:,.4g})"
+    score = f"{row['score']:,.0f}" if row["score"] > 100 else f"{row['score']:.3f}"
+    return f"{_short(row['text'].strip())} ({score})"
 
 
 def _short(text: str) -> str:
