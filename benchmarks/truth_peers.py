@@ -233,7 +233,7 @@ def main() -> None:
     folder = options.out / setting.name
     recorded = record(setting, data, folder)
     state = {name: held.clone() for name, held in recorded.model.state_dict().items()}
-    last = list(recorded.memory.layers)[-1]
+    last = [name for name, module in recorded.model.named_modules() if isinstance(module, nn.Linear)][-1]
 
     def kept(name: str, key: str, compute: Callable[[], Tensor | tuple[Tensor, float]]) -> None:
         if options.only and key not in options.only:

@@ -4,6 +4,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -326,8 +327,23 @@ class TestGru(ModuleContract):
         return recurrent(nn.GRU, nn.GRUCell, lambda state: state)
 
 
+class TestRnn(ModuleContract):
+    adapter = adapter_named("rnn-tanh")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        return recurrent(nn.RNN, nn.RNNCell, lambda state: state)
+
+
+class TestRnnOfRelus(ModuleContract):
+    adapter = adapter_named("rnn-relu")
+
+    def modules(self) -> list[tuple[nn.Module, Any]]:
+        relu = {"nonlinearity": "relu"}
+        return recurrent(partial(nn.RNN, **relu), partial(nn.RNNCell, **relu), lambda state: state)
+
+
 def recurrent(
-    layers: type[nn.Module], cell: type[nn.Module], start: Callable[[Tensor], Any]
+    layers: Callable[..., nn.Module], cell: Callable[..., nn.Module], start: Callable[[Tensor], Any]
 ) -> list[tuple[nn.Module, Any]]:
     torch.manual_seed(0)
     steps, state = torch.randn(5, 2, 3), torch.randn(4, 2, 4).double()

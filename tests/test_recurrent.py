@@ -61,6 +61,8 @@ VARIANTS: dict[str, Callable[[], nn.Module]] = {
     "lstm cell": lambda: nn.LSTMCell(WIDTH, HIDDEN),
     "gru": lambda: nn.GRU(WIDTH, HIDDEN, 2, bidirectional=True, dropout=0.4, batch_first=True),
     "gru cell": lambda: nn.GRUCell(WIDTH, HIDDEN),
+    "rnn": lambda: nn.RNN(WIDTH, HIDDEN, 2, bidirectional=True, dropout=0.4, nonlinearity="relu"),
+    "rnn cell": lambda: nn.RNNCell(WIDTH, HIDDEN),
 }
 
 
@@ -155,20 +157,24 @@ def test_contributions_are_the_derivative_along_what_each_slot_added(variant: st
 @st.composite
 def modules(draw: st.DrawFn) -> tuple[nn.Module, Any]:
     """Any recurrent module with any options, and what its forward takes."""
-    lstm, cell = draw(st.booleans(), label="lstm"), draw(st.sampled_from([False, False, False, True]), label="cell")
+    kind, cell = (
+        draw(st.sampled_from(["LSTM", "GRU", "RNN"])),
+        draw(st.sampled_from([False, False, True]), label="cell"),
+    )
+    named = {"nonlinearity": draw(st.sampled_from(["tanh", "relu"]))} if kind == "RNN" else {}
     wide, hidden, bias = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.booleans(), label="bias")
     torch.manual_seed(draw(st.integers(0, 9), label="seed"))
     sequences = draw(st.integers(1, 4), label="sequences")
     if cell:
-        module = (nn.LSTMCell if lstm else nn.GRUCell)(wide, hidden, bias=bias).double()
+        module = getattr(nn, f"{kind}Cell")(wide, hidden, bias=bias, **named).double()
         inputs, shape = torch.randn(sequences, wide).double(), (sequences, hidden)
     else:
         layers, both = draw(st.integers(1, 3), label="layers"), draw(st.booleans(), label="both ways")
-        options = {
+        options = named | {
             "batch_first": draw(st.booleans()),
             "dropout": draw(st.sampled_from([0.0, 0.5])) if layers > 1 else 0.0,
         }
-        module = (nn.LSTM if lstm else nn.GRU)(wide, hidden, layers, bias=bias, bidirectional=both, **options).double()
+        module = getattr(nn, kind)(wide, hidden, layers, bias=bias, bidirectional=both, **options).double()
         shape = (layers * (2 if both else 1), sequences, hidden)
         lengths = draw(st.lists(st.integers(1, 5), min_size=sequences, max_size=sequences), label="lengths")
         if draw(st.booleans(), label="packed"):
@@ -179,7 +185,7 @@ def modules(draw: st.DrawFn) -> tuple[nn.Module, Any]:
     if not draw(st.booleans(), label="start"):
         return module, (inputs,)
     start = torch.randn(shape).double()
-    return module, (inputs, (start, -start) if lstm else start)
+    return module, (inputs, (start, -start) if kind == "LSTM" else start)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -304,3 +310,14 @@ def test_only_the_last_state_may_be_used():
             optimizer.step()
     assert sl.open(path).verify(model).ok
     assert not any(check.unexplained_steps for check in sl.open(path).verify(model).values())
+
+
+def test_an_lstm_with_projections_is_said_not_to_be_recorded():
+    model = nn.Sequential(nn.LSTM(WIDTH, HIDDEN, proj_size=2))
+    model.append(nn.Linear(2, 2))
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    path = Path(tempfile.mkdtemp()) / "run.memory"
+    said = pytest.warns(sl.SpotlightsWarning, match=r"not recorded: 0\.weight_ih_l0, .*0\.weight_hr_l0")
+    with said, sl.record(model, optimizer, path):
+        pass
+    assert "0.weight_hr_l0" in sl.open(path).info.as_dict()["not recorded"]

@@ -26,6 +26,7 @@ from spotlights.attention.reducers import (
     OutputReducer,
     PartsReducer,
     Reducer,
+    SampledTotalsReducer,
     ScoresReducer,
     TotalsReducer,
 )
@@ -165,6 +166,19 @@ class CategoryTotals(ReducerContract):
 
 class TestAbsoluteTotals(CategoryTotals):
     column, absolute = "rating", True
+
+
+class TestSampledTotals(CategoryTotals):
+    def make(self) -> Reducer:
+        return SampledTotalsReducer(3, attention("2").grouping("label"), absolute=False)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return reducer.sums, reducer.counts, reducer.squares
+
+    def test_blocks_of_any_number_of_whole_steps_give_the_same_squares_of_their_sums(self):
+        steps = self.fed(self.make(), blocks(self.layer, 30))  # five steps each
+        torch.testing.assert_close(steps.step_squares, self.whole().step_squares, rtol=1e-10, atol=1e-12)
+        assert bool((steps.step_squares > 0).any())
 
 
 class TestLogSum(ReducerContract):

@@ -3,11 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import nn
 
 import spotlights as sl
-from spotlights.memory.storage import BufferPool, storage_named
+from spotlights.memory.storage import BufferPool, joined, storage_named
 from training import CLASSES, FEATURES, assert_exact, column, examples, fill, network, sgd, state, train
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "int8": 0.5 / 127}
@@ -174,3 +176,32 @@ def test_smaller_types_do_not_depend_on_the_default_type_of_torch(tmp_path, dtyp
         assert totals.values.isfinite().all()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([1, 128, 256])), max_size=40), st.randoms())
+def test_rows_taken_from_the_pool_are_the_same_when_joined(takes, chance):
+    pool = BufferPool(1 << 20)
+    for _ in range(3):
+        taken = {"a": [], "b": []}
+        for use, rows in takes:
+            block = pool.take(torch.Size((rows, 8)), torch.float32, use)
+            assert block.data_ptr() % 4096 == 0
+            taken[use].append(block.copy_(torch.full((rows, 8), chance.random())))
+        for blocks in taken.values():
+            pieces = joined(blocks)
+            assert len(pieces) <= len(blocks)
+            if blocks:
+                torch.testing.assert_close(torch.cat(pieces), torch.cat(blocks), rtol=0, atol=0)
+        for blocks in taken.values():
+            for block in blocks:
+                pool.give(block)
+
+
+def test_rows_of_steps_that_are_alike_become_one_piece():
+    pool = BufferPool(1 << 20)
+    for _ in range(4):  # the pool learns how many there are
+        blocks = [pool.take(torch.Size((128, 8)), torch.float32, "errors") for _ in range(16)]
+        for block in blocks:
+            pool.give(block)
+    assert len(joined([pool.take(torch.Size((128, 8)), torch.float32, "errors") for _ in range(16)])) <= 6

@@ -397,6 +397,41 @@ def test_what_torchs_bfloat16_leaves_of_muon_is_within_what_verify_allows():
     assert "bfloat16" in str(checked)
 
 
+class _Crossed(nn.Module):
+    """Queries, keys and values from different inputs: each uses its own rows of the one packed matrix."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True, **sizes)
+        self.value = sizes.get("vdim", 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = torch.cat([x, x.flip(1).square()], dim=1)
+        return self.attention(x, key, key.cos()[..., : self.value], need_weights=False)[0]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize("sizes", [{}, {"vdim": 3}], ids=["packed", "apart"])
+def test_attentions_packed_projection_is_one_matrix_to_muon(
+    sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Muon makes all of `in_proj_weight` orthogonal at once, whatever rows of it a use has."""
+    monkeypatch.setattr(sys.modules["torch.optim._muon"], "_zeropower_via_newtonschulz", newton_schulz)
+    torch.manual_seed(0)
+    model = _Crossed(**sizes).double()
+    inputs = torch.randn(8, 3, 4).double()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    trainer = torch.optim.Muon(matrices, lr=0.02)
+    with sl.record(model, trainer, tmp_path / "run.memory", dtype="float64"):
+        for step in range(6):
+            trainer.zero_grad()
+            model(inputs[step : step + 2]).sin().sum().backward()
+            trainer.step()
+    verified = sl.open(tmp_path / "run.memory").verify(model)
+    assert max(check.relative_error for check in verified.values()) < 1e-12, str(verified)
+    assert not any(check.unexplained_steps for check in verified.values())
+
+
 # -- what masks mean --------------------------------------------------------------------------
 
 

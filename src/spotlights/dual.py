@@ -65,6 +65,7 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
     A map inside a module that does more than map (an LSTM's, which meets its own output again at every step) attends
     by way of its weights: those that the slots add up to, which is the same sum in another order.
     """
+    view.reader.need_all_slots("A dual network needs")
     layers = view.reader.manifest.layers
     inside = [name for name, entry in layers.items() if not isinstance(adapter_named(entry.kind), LayerAdapter)]
     replaced = primal_model(view, model, {name: view_parameters(view, name) for name in inside})
@@ -102,6 +103,7 @@ def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, T
 
 def view_parameters(view: View, layer: str) -> dict[str, Tensor]:
     """The parameters that the slots of the view, with the initial part, make up, by name; in float64."""
+    view.reader.need_all_slots("Weights are made of")
     unrolled = view.unrolled(layer)
     initial, parts = unrolled.initial, unrolled.parts(view.selection)
     return view.reader.layer(layer).entry.split(initial.weight + parts.weight, initial.biases + parts.biases)

@@ -384,7 +384,7 @@ class Memory:
         """
         reader = self._view.reader
         with _damage_named(reader):
-            if reader.manifest.fold is not None:
+            if reader.manifest.fold is not None or reader.manifest.sample is not None:
                 self._refuse_to_verify(files)
             replayed = self._replayed(optimizer) if is_replayed(reader) else None
             for layer in reader.layers if replayed is None else ():
@@ -410,6 +410,11 @@ class Memory:
             "Its files are what was written: ask for scores, top or totals"
             if files
             else "Ask for scores, top or totals",
+        )
+        reader.need_all_slots(
+            "To verify the weights takes",
+            ("Its files are what was written, and memory.layers" if files else "memory.layers")
+            + " says at how many steps all slots did not explain the gradients (it was compared as they were recorded)",
         )
 
     def _replayed(self, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
@@ -512,7 +517,8 @@ class MemoryInfo(Printable):
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,
             "folded": None if manifest.fold is None else f"by {manifest.fold.by} over {manifest.fold.span}",
-            "exact": rule_named(manifest.rule) is not None and manifest.errors,
+            "sampled": None if manifest.sample is None else str(manifest.sample),
+            "exact": rule_named(manifest.rule) is not None and manifest.errors and manifest.sample is None,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": manifest.uncovered,
             "recorded parameters": manifest.covered_numbers,
@@ -533,12 +539,17 @@ class MemoryInfo(Printable):
             rows.append([layer.name, layer.kind, shape, f"{layer.slots:,}", keys, layer.storage, state])
         names = ["layer", "kind", "shape", "slots", "distinct keys", "stored as", "trained"]
         exact = "contributions are exact" if known["exact"] else "scores only"
+        if known["sampled"]:
+            rule = rule_named(self._memory._view.reader.manifest.rule)
+            exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
         note = (
             f"{known['status']} · {known['steps']:,} steps of {known['optimizer']} ({exact}) · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
         if known["folded"]:
             note += f"\nfolded {known['folded']}: a slot is the sum of its visits' keys"
+        if known["sampled"]:
+            note += f"\na sample: {known['sampled']} were kept; totals are estimates with a standard error"
         covered, trained = known["recorded parameters"], known["trained parameters"]
         if trained:
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all

@@ -141,7 +141,7 @@ class Attention(Measure):
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
         question.check(self)
-        if self.kernel == "dot" and self.part is None and not self.turned:
+        if self.kernel == "dot" and self.part is None and not self.turned and self.sample is None:
             quick = quick_totals(
                 self.layer,
                 self.view.selection,
@@ -231,6 +231,7 @@ class Attention(Measure):
 def _softmax(measure: Attention, products: Products, queries: Tensor) -> Values:
     """Normalises over all slots of the view: one scan to find what to divide by."""
     measure.view.reader.need_visits("the score of each visit, which a softmax takes one by one", "Use another kernel")
+    measure.view.reader.need_all_slots("A softmax divides by the sum over", "Use another kernel")
     stretches = measure.layer.entry.stretches
     scale = sum(stretches[name].stop - stretches[name].start for part in measure.parts for name in part) ** -0.5
 
@@ -267,7 +268,8 @@ class Contributions(Measure):
         unrolled: Unrolled | None = None,
     ) -> None:
         super().__init__(view, layer, queries)
-        self.exact = exact
+        self.exact = exact and self.sample is None
+        self._first_order = not exact
         self._directions = directions
         self._bias_queries = torch.ones(len(queries))
         """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
@@ -275,7 +277,7 @@ class Contributions(Measure):
 
     @property
     def note(self) -> str | None:
-        order = None if self.exact else "first order: a hidden layer's share, through the gradient of the target"
+        order = "first order: a hidden layer's share, through the gradient of the target" if self._first_order else None
         rule = rule_named(self.view.reader.manifest.rule)
         rounding = None if rule is None else rule.note
         return "; ".join(n for n in (order, rounding, super().note) if n) or None
@@ -288,6 +290,8 @@ class Contributions(Measure):
     ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
         """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper."""
         queries, groups = len(self.queries), len(grouping)
+        if self.sample is not None:
+            return None  # it has to be seen how the slots vary
         if not by_matrix(self.layer, self._unrolled, queries=queries, inputs=inputs, groups=groups):
             return None
         parts = self._unrolled.group_parts(self.view.selection, grouping)
@@ -306,7 +310,10 @@ class Contributions(Measure):
         return (self._unrolled.initial.output(self.queries) * self._directions.double()).sum(dim=1)
 
     def total(self) -> Float[Tensor, "queries"]:
-        """The sum over all slots of the view. With `initial`: the number itself, if nothing is masked."""
+        """The sum over all slots of the view. With `initial`: the number itself, if nothing is masked.
+
+        Of a sample it is an estimate; `totals("step", bins=1)` has its standard error too.
+        """
         return self.totals("step", bins=1).values[:, 0] if self.layer.slots else torch.zeros(len(self.queries))
 
     def bottom(self, k: int = 10, *, by: str | None = None, per: str | None = None) -> Top:
@@ -318,7 +325,7 @@ class Contributions(Measure):
         return self._all("The contributions")[0].numpy()
 
     def __repr__(self) -> str:
-        kind = "exact" if self.exact else "first order"
+        kind = "first order" if self._first_order else "exact" if self.exact else "estimates"
         return f"Contributions({self.layer.name}: {len(self.queries)} queries, {kind})"
 
 

@@ -45,6 +45,11 @@ class Calls:
     def rows(self) -> Float[Tensor, "queries in_features"]:
         return torch.cat([q.reshape(-1, q.shape[-1]) for q in self.queries])
 
+    @property
+    def shared(self) -> bool:
+        """Whether some call was on what is the same for all inputs."""
+        return any(call.shared for call in self._calls)
+
     def places(self) -> Iterator[tuple[Int64[Tensor, "rows"], int]]:
         """Of each call: the places of its rows in the shape that the module was given, and how many that has."""
         for call in self._calls:
@@ -140,10 +145,11 @@ class ForwardPass:
         count = len(self._numbers_of_interest(target))
         owners = []
         for places, rows in self.calls[layer].places():
-            if count == 0 or rows % count:
+            if count == 0 or rows % count or (count > 1 and rows != count and self.calls[layer].shared):
                 raise ShapeMismatchError(
                     f'Layer "{layer}" has {rows} rows for {count} inputs, so it cannot be said which row belongs to '
-                    "which input. Give the inputs batch first, and a target with one number for each input."
+                    "which input. Give the inputs batch first, and a target with one number for each input; ask about "
+                    "one input at a time where a layer's rows are those of all (an embedding of positions)."
                 )
             owners.append(places // (rows // count))
         return torch.cat(owners), count

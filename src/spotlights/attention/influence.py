@@ -53,6 +53,7 @@ class LayerInfluence(Contributions):
     @property
     def note(self) -> str:
         storage = "" if self.layer.storage.name not in ("float16", "int8") else f"; stored as {self.layer.storage.name}"
+        storage += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
         return (
             "an estimate of what leaving examples out would take away: ranks and signs count, "
             f"sizes are relative (λ = {self.damping:g}{storage})"

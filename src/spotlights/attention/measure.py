@@ -16,12 +16,13 @@ from spotlights.attention.grouping import Grouping, column_values
 from spotlights.attention.questions import AskTop, AskTotals, Question
 from spotlights.attention.reducers import ScoresReducer, largest_first_in_order
 from spotlights.attention.results import Top, Totals
-from spotlights.attention.scan import Job, SweptValues, Values, scan
+from spotlights.attention.scan import Job, SweptValues, Values, WholeSteps, scan
 from spotlights.attention.unrolled import Unrolled, unroll
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, TooLargeError
 from spotlights.memory.columns import VISITS
 from spotlights.memory.reader import LayerReader, MemoryReader
+from spotlights.memory.sampling import Sample
 from spotlights.memory.selection import Selection
 
 MAX_SCORES_BYTES = 1 << 30
@@ -56,12 +57,19 @@ class Measure(ABC):
         self._groupings: dict[tuple[str, int | None], Grouping] = {}
 
     @property
+    def sample(self) -> Sample | None:
+        """Which share of the slots there is; None if it is all."""
+        return self.view.reader.manifest.sample
+
+    @property
     def note(self) -> str | None:
         """What a reader of the numbers must know."""
         notes = []
         fold, storage = self.view.reader.manifest.fold, self.layer.storage
         if fold is not None:
             notes.append(f"folded: a slot is an example, its {self.what} the sum over its visits in {fold.span}")
+        if self.sample is not None:
+            notes.append(f"a sample: {self.sample} were kept; totals are estimates, ± their standard error")
         if storage.name in ("float16", "int8"):
             notes.append(f"keys and errors were stored as {storage.name}: values are approximate")
         return "; ".join(notes) or None
@@ -169,7 +177,10 @@ def ask(measures: Sequence[Measure], questions: Sequence[Question]) -> list[list
             chosen = mine[index]
             count = chosen.stop - chosen.start
             reducers = [question.reducer(measure, count) for question in questions]
-            jobs.append(Job(measure.layer, measure.view.selection, count, measure.values(chosen), reducers))
+            values = measure.values(chosen)
+            if measure.sample is not None and not isinstance(values, SweptValues):
+                values = WholeSteps(measure.layer, values, measure.view.until)
+            jobs.append(Job(measure.layer, measure.view.selection, count, values, reducers))
             for part, reducer in zip(parts, reducers, strict=True):
                 part.append((reducer, count))
         scan(jobs)
@@ -210,6 +221,7 @@ def top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
         totals.column,
         totals.note,
         largest,
+        None if totals.standard_errors is None else totals.standard_errors.gather(1, where)[:, None],
     )
 
 

@@ -61,12 +61,17 @@ class PerInput:
                 labels.setdefault(label, len(labels))
         values = torch.zeros(self._inputs, len(labels), dtype=torch.float64)
         counts = torch.zeros(len(labels), dtype=torch.int64)
+        # Of a sample: the errors of rows and layers may go together, so that their sum is what they are at most.
+        errors = None if any(each.standard_errors is None for each in found) else torch.zeros_like(values)
         for each in found:
             where = torch.tensor([labels[label] for label in each.groups], dtype=torch.int64)
             values[:, where] += each.values
+            if errors is not None and each.standard_errors is not None:
+                errors[:, where] += each.standard_errors
             counts[where] = torch.maximum(counts[where], each.counts)
         layer = self._parts[0].layer.name if len(self._parts) == 1 else "all layers"
-        return replace(found[0], layer=layer, values=values, counts=counts, groups=list(labels), note=self.note)
+        named = replace(found[0], layer=layer, groups=list(labels), note=self.note)
+        return replace(named, values=values, counts=counts, standard_errors=errors)
 
     def _of_layer(self, part: Measure, owners: Int64[Tensor, "_"], column: str, bins: int | None) -> Totals:
         question, grouping = AskTotals(column, bins=bins), part.grouping(column, bins)
@@ -76,8 +81,9 @@ class PerInput:
                 return question.totals(part, *quick)
         self._check_size(len(grouping), len(part.queries))
         ((found,),) = ask([part], [question])
-        values = torch.zeros(self._inputs, len(grouping), dtype=torch.float64)
-        return replace(found, values=values.index_add_(0, owners, found.values))
+        none = torch.zeros(self._inputs, len(grouping), dtype=torch.float64)
+        errors = None if found.standard_errors is None else none.index_add(0, owners, found.standard_errors)
+        return replace(found, values=none.index_add(0, owners, found.values), standard_errors=errors)
 
     def _check_size(self, groups: int, queries: int) -> None:
         size = 8 * groups * queries

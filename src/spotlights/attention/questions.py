@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.attention.reducers import LargestReducer, Reducer, TotalsReducer
+from spotlights.attention.reducers import LargestReducer, Reducer, SampledTotalsReducer, TotalsReducer
 from spotlights.attention.results import Label, Top, Totals
 from spotlights.errors import SettingError
 from spotlights.memory.reader import Block
@@ -84,10 +84,16 @@ class AskTotals(Question):
     def reducer(self, measure: Measure, queries: int) -> Reducer:
         self.check(measure)
         grouping = measure.grouping(self.column, self.bins)
-        return TotalsReducer(queries, grouping, absolute=self.absolute)
+        kind = TotalsReducer if measure.sample is None else SampledTotalsReducer
+        return kind(queries, grouping, absolute=self.absolute)
 
     def answer(self, measure: Measure, parts: list[Any]) -> Totals:
-        return self.totals(measure, torch.cat([part.sums for part, _ in parts]), parts[0][0].counts)
+        sums, counts = torch.cat([part.sums for part, _ in parts]), parts[0][0].counts
+        if measure.sample is None:
+            return self.totals(measure, sums, counts)
+        squares, of_steps = (torch.cat([getattr(p, n) for p, _ in parts]) for n in ("squares", "step_squares"))
+        estimate = self.totals(measure, measure.sample.total(sums), counts)
+        return replace(estimate, standard_errors=measure.sample.standard_error(squares, of_steps))
 
     def check(self, measure: Measure) -> None:
         """Refuses what a folded memory cannot answer."""

@@ -150,6 +150,33 @@ class TotalsReducer(Reducer):
 _FEW_GROUPS = 256
 
 
+class SampledTotalsReducer(TotalsReducer):
+    """Of a sample, also what the standard errors of the sums follow from: `Sample.standard_error` says why.
+
+    Takes whole steps alone (`WholeSteps`), where not all steps were kept.
+    """
+
+    def __init__(self, queries: int, grouping: Grouping, *, absolute: bool) -> None:
+        super().__init__(queries, grouping, absolute=absolute)
+        self.squares = torch.zeros_like(self.sums)
+        self.step_squares = torch.zeros_like(self.sums)
+
+    def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
+        super().update(block, values)
+        values = values.abs().double() if self._absolute else values.double()
+        codes, groups = self._grouping.codes(block), len(self.counts)
+        self.squares.index_add_(1, codes, values.square())
+        cells, cell = (block.column("step") * groups + codes).unique(return_inverse=True)
+        sums = values.new_zeros(len(values), len(cells)).index_add_(1, cell, values)
+        self.step_squares.index_add_(1, cells % groups, sums.square_())
+
+    def merge(self, other: TotalsReducer) -> None:
+        assert isinstance(other, SampledTotalsReducer)
+        super().merge(other)
+        self.squares += other.squares
+        self.step_squares += other.step_squares
+
+
 class ScoresReducer(Reducer):
     """All values, as they are."""
 

@@ -40,6 +40,8 @@ class Top(Printable):
     note: str | None = None
     largest: bool = True
     """False if these are the smallest values."""
+    standard_errors: Float[Tensor, "queries groups k"] | None = None
+    """Of values that are estimated from a sample of the slots."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -54,6 +56,8 @@ class Top(Printable):
                 if self.by is None:
                     row["slot"] = int(self.slots[query, group, rank])
                 row[self.what] = float(self.values[query, group, rank])
+                if self.standard_errors is not None:
+                    row["±"] = float(self.standard_errors[query, group, rank])
                 row |= {name: held[query][group][rank] for name, held in self.columns.items()}
                 yield row
 
@@ -100,6 +104,8 @@ class Totals(Printable):
     absolute: bool = False
     binned: bool = False
     note: str | None = None
+    standard_errors: Float[Tensor, "queries groups"] | None = None
+    """Of totals that are estimated from a sample of the slots."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -115,11 +121,10 @@ class Totals(Printable):
     def rows(self, query: int = 0) -> Iterator[dict[str, Any]]:
         """One query's answer, row by row."""
         for group, label in enumerate(self.groups):
-            yield {
-                self.column: label,
-                self.name: float(self.values[query, group]),
-                "slots": int(self.counts[group]),
-            }
+            row: dict[str, Any] = {self.column: label, self.name: float(self.values[query, group])}
+            if self.standard_errors is not None:
+                row["±"] = float(self.standard_errors[query, group])
+            yield {**row, "slots": int(self.counts[group])}
 
     def table(self) -> Any:
         return self.table_of(0)
@@ -134,7 +139,7 @@ class Totals(Printable):
         title = f"{self.name} by {self.column} in {self.layer}"
         if len(self) > 1:
             title += f" (query {query} of {len(self)})"
-        names = [self.column, self.name, "slots"]
+        names = list(rows[0]) if rows else [self.column, self.name, "slots"]
         return build(title, names, ([row[name] for name in names] for row in rows), note)
 
     def numpy(self) -> np.ndarray:

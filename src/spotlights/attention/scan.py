@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.attention.reducers import Reducer
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.reader import Block, LayerReader, StepBlocks
 from spotlights.memory.selection import Selection
 
 BLOCK_VALUES = 1 << 22
@@ -34,6 +34,24 @@ class SweptValues(ABC):
     @abstractmethod
     def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
         """The selected slots with their values, in descending order of steps; blocks may be empty."""
+
+
+@dataclass(frozen=True)
+class WholeSteps(SweptValues):
+    """Any values, in blocks that hold all selected slots of their steps: the step is what was drawn then."""
+
+    layer: LayerReader
+    values: Values
+    steps: int
+    """How many steps to look back on."""
+
+    def blocks(self, selection: Selection) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
+        by_step = StepBlocks(self.layer, selection)
+        stretch = max(1, MIN_ROWS * self.steps // max(self.layer.slots, 1))
+        for first in reversed(range(0, self.steps, stretch)):
+            block = by_step.block(first, min(first + stretch, self.steps))
+            if len(block):
+                yield block, self.values(block)
 
 
 @dataclass(frozen=True)

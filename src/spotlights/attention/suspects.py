@@ -103,6 +103,7 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
         raise SettingError(f"suspects({k}): ask for at least one example.")
     reader = view.reader
     reader.need_visits("the error of each visit, which suspects are told by", "Ask for scores, top or totals")
+    reader.need_all_slots("Suspects are told by the errors of all visits, so they need")
     if not reader.manifest.errors:
         raise UnsupportedError(
             f"{reader.directory} was recorded with errors=False: there is nothing to tell suspects by."

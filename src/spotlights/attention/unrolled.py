@@ -307,6 +307,11 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     """Unrolls the first `until` steps of a layer's log."""
     rule = _rule_of(reader)
     numbers = _numbers(reader, rule, layer, until) if rule.scalar else None
+    if numbers is None:
+        reader.need_all_slots(
+            f"What {reader.manifest.optimizer} makes of a slot depends on the others, so contributions need",
+            "Ask for scores, top, totals or influence",
+        )
     return numbers or UnrolledMatrices(reader, rule, layer, until)
 
 

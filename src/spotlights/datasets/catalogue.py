@@ -130,13 +130,13 @@ FASHION_MNIST = ImageEntry(
 AESOP = TextEntry(
     name="aesop",
     unit="character",
-    test_tokens=20_000,
+    test_tokens=16_667,
     files={
         "text": (
             DataFile(
                 "49010-0.txt",
                 200_000,
-                "3382f64583d9ae5528dbd2d2f44834c105b9e20cd5f8e527d09c66210c62d58f",
+                "d80462fabddc1a7d8682b43abaefc191b46cb5ad118e6cc4da91fc0a210f58c6",
                 cut=fables,
             ),
         )

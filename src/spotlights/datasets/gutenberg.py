@@ -2,12 +2,12 @@
 
 _FIRST = "\nTHE WOLF AND THE LAMB\n"
 """The heading of the first fable."""
-_LAST = "\nEnd of the Project Gutenberg EBook"
-"""What Gutenberg writes below the last page."""
+_LAST = "\nANNOUNCEMENTS\n"
+"""The heading below the last fable: the publisher's list of other books."""
 
 
 def fables(copy: bytes) -> bytes:
-    """Æsop's fables out of a copy of the book: from the first heading to the last page, with plain line ends.
+    """Æsop's fables out of a copy of the book: from the first heading to the end of the last one, with plain line ends.
 
     A copy without these headings is returned as it is, for the checksum to refuse it.
     """

@@ -123,7 +123,8 @@ def draw_totals(
     else:
         tints = sign_colours(values.tolist()) if signed else colours(totals.column, totals.groups)
         places = np.arange(len(values))
-        axes.bar(places, values, width=0.78, color=tints)
+        errors = None if totals.standard_errors is None else totals.standard_errors[query].numpy()
+        axes.bar(places, values, yerr=errors, width=0.78, color=tints, ecolor=QUIET)
         axes.set_xlim(-0.7, len(values) - 0.3)
         _name_groups(axes, places, totals.groups, names, marks)
         axes.set_xlabel(totals.column)

@@ -98,9 +98,9 @@ class LinearMap:
 class Call(ABC):
     """One call of a module: what its maps saw. Lives from the forward pass to the end of the backward pass.
 
-    It holds no tensor that has a graph. All methods answer for every map of the module by its name. Rows keep
-    the leading shape of the call, `(batch, …, features)`, so that the columns of `recorder.batch` can be matched to
-    them; they are flattened only when they are stored.
+    It holds none of the tensors that the module returned: they hold it. All methods answer for every map of the module
+    by its name. Rows keep the leading shape of the call, `(batch, …, features)`, so that the columns of
+    `recorder.batch` can be matched to them; they are flattened only when they are stored.
     """
 
     may_repeat: bool = False
@@ -111,6 +111,10 @@ class Call(ABC):
 
     chosen: Int64[Tensor, "rows"] | None = None
     """Where not all of the leading shape are rows (a packed sequence): the rows' places in it, flattened."""
+
+    shared: bool | None = False
+    """Whether the rows may be of no single example but of all, as those of an embedding of positions; None if nothing
+    but their shape tells."""
 
     @abstractmethod
     def leads(self) -> Mapping[str, Sequence[int]]:
@@ -150,6 +154,10 @@ class ModuleAdapter(ABC):
     @abstractmethod
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         """What a call of the module was, from what it was given and what it returned; and what `before` said."""
+
+    def begin(self) -> Sequence[Any]:
+        """What has to be in place while such a module is recorded; each is taken away by its `remove`, like a hook."""
+        return ()
 
 
 class LayerAdapter(ModuleAdapter):
@@ -233,7 +241,7 @@ class _WholeCall(Call):
     ) -> None:
         self._adapter = adapter
         self._module = module
-        self._inputs = inputs.detach()
+        self._inputs = inputs
         self._lead = adapter.lead(module, inputs, output)
         self.may_repeat = not inputs.requires_grad
         self.nbytes = inputs.nbytes
@@ -242,7 +250,7 @@ class _WholeCall(Call):
         return {"": self._lead}
 
     def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
-        return {"": self._adapter.keys(self._module, self._inputs)}
+        return {"": self._adapter.keys(self._module, self._inputs.detach())}
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
         (gradient,) = gradients

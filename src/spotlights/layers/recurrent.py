@@ -1,8 +1,8 @@
-"""`nn.LSTM`, `nn.GRU` and their cells: linear maps of what comes in and of the state before.
+"""`nn.LSTM`, `nn.RNN`, `nn.GRU` and their cells: linear maps of what comes in and of the state before.
 
 An LSTM's layer, in one direction, is one map: the key is `[x_t; h_{t-1}]`, M is `[W_ih | W_hh]`, and the error is the
-gradient of the four gates before their nonlinearities. In a GRU the reset gate stands between the two, so there are two
-maps, of `x_t` and of `h_{t-1}`.
+gradient of the four gates before their nonlinearities; an RNN's is the same with one gate. In a GRU the reset gate
+stands between the two, so there are two maps, of `x_t` and of `h_{t-1}`.
 
 The modules compute as ever, by their fused kernels. The keys are in their inputs and outputs; the errors are computed
 beside the kernel, at the end of the backward pass (`through_time.py`). Of several layers, the outputs of the lower ones
@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
-from spotlights.layers.through_time import Times, gru_errors, lstm_errors
+from spotlights.layers.sequence_layout import Layout
+from spotlights.layers.through_time import Times, gru_errors, lstm_errors, lstm_passed, rnn_errors
+
+ByMap = Mapping[str, Float[Tensor, "rows _features"]]
+"""Rows of each linear map, by its name."""
 
 
 class Direction(NamedTuple):
@@ -41,7 +44,18 @@ class Direction(NamedTuple):
         return [parameter for parameter in self[1:] if isinstance(parameter, nn.Parameter)]
 
 
-def _directions(module: nn.Module) -> list[list[Direction]]:
+class Reached(NamedTuple):
+    """What a backward pass brings to one layer in one direction; of the state and (LSTM) of the cell."""
+
+    times: Times
+    starts: Sequence[Float[Tensor, "sequences hidden"]]
+    gradients: Sequence[Float[Tensor, "rows hidden"]]
+    """May be overwritten."""
+    cells_are_whole: bool
+    """The gradients of the cells have been through the states already."""
+
+
+def directions_of(module: nn.Module) -> list[list[Direction]]:
     """Layer by layer, forwards and (if there is one) backwards."""
     held = module._parameters
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -61,13 +75,13 @@ class _RecurrentAdapter(ModuleAdapter):
     modules: ClassVar[tuple[type[nn.Module], ...]]
     states: ClassVar[int]
     """What goes from step to step: a state, or a state and a cell."""
-    kernel: ClassVar[Callable[..., Any]]
+    kernel: Callable[..., Any]
     """What torch runs layers with."""
 
     def handles(self, module: nn.Module) -> bool:
         if not any(isinstance(module, kind) and type(module).forward is kind.forward for kind in self.modules):
             return False
-        if not all(d.weight_ih is not None and d.weight_hh is not None for ds in _directions(module) for d in ds):
+        if not all(d.weight_ih is not None and d.weight_hh is not None for ds in directions_of(module) for d in ds):
             return False  # computed weights
         if isinstance(module, nn.RNNCellBase):
             return True
@@ -77,7 +91,7 @@ class _RecurrentAdapter(ModuleAdapter):
         return module.proj_size == 0 and (on_cpu or not drops)  # other devices draw dropout in ways of their own
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
-        return {name: linear for ds in _directions(module) for d in ds for name, linear in self.of(d).items()}
+        return {name: linear for ds in directions_of(module) for d in ds for name, linear in self.of(d).items()}
 
     def before(self, module: nn.Module) -> Any:
         drops = isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
@@ -86,7 +100,7 @@ class _RecurrentAdapter(ModuleAdapter):
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         inputs = args[0] if args else kwargs["input"]
         start = args[1] if len(args) > 1 else kwargs.get("hx")
-        return _RecurrentCall(self, module, inputs, start, output, before)
+        return RecurrentCall(self, module, inputs, start, output, before)
 
     # -- what the kinds differ in ------------------------------------------------------------
 
@@ -97,32 +111,18 @@ class _RecurrentAdapter(ModuleAdapter):
     @abstractmethod
     def keys(
         self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
-    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+    ) -> ByMap:
         """The keys of each map."""
 
     @abstractmethod
     def errors(
-        self,
-        direction: Direction,
-        times: Times,
-        keys: Mapping[str, Float[Tensor, "rows in_features"]],
-        starts: Sequence[Float[Tensor, "sequences hidden"]],
-        gradients: Sequence[Float[Tensor, "rows hidden"]],
-        *,
-        cells_are_whole: bool,
-    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
-        """The errors of each map, and those that belong to `weight_ih`.
-
-        `starts` and `gradients` are those of the state and (LSTM) of the cell; gradients may be overwritten. With
-        `cells_are_whole`, those of the cells have been through the states already.
-        """
+        self, direction: Direction, keys: ByMap, reached: Reached
+    ) -> tuple[ByMap, Float[Tensor, "rows out_features"]]:
+        """The errors of each map, and those that belong to `weight_ih`."""
 
 
-class LstmAdapter(_RecurrentAdapter):
-    kind = "lstm"
-    modules = (nn.LSTM, nn.LSTMCell)
-    states = 2
-    kernel = staticmethod(torch.lstm)
+class _JointAdapter(_RecurrentAdapter):
+    """Where what comes in and the state before are mapped as one."""
 
     def of(self, direction: Direction) -> Mapping[str, LinearMap]:
         weights = {"weight_ih": Part(direction.weight_ih), "weight_hh": Part(direction.weight_hh)}
@@ -133,28 +133,58 @@ class LstmAdapter(_RecurrentAdapter):
 
     def keys(
         self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
-    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+    ) -> ByMap:
         return {direction.suffix.removeprefix("_"): torch.cat([inputs, before], dim=1)}
 
     def errors(
-        self,
-        direction: Direction,
-        times: Times,
-        keys: Mapping[str, Float[Tensor, "rows in_features"]],
-        starts: Sequence[Float[Tensor, "sequences hidden"]],
-        gradients: Sequence[Float[Tensor, "rows hidden"]],
-        *,
-        cells_are_whole: bool,
-    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
+        self, direction: Direction, keys: ByMap, reached: Reached
+    ) -> tuple[ByMap, Float[Tensor, "rows out_features"]]:
         ((name, key),) = keys.items()
-        weight_hh = direction.weight_hh.detach()
-        matrix = torch.cat([direction.weight_ih.detach(), weight_hh], dim=1)
+        matrix = torch.cat([direction.weight_ih.detach(), direction.weight_hh.detach()], dim=1)
         bias = None
         if direction.bias_ih is not None and direction.bias_hh is not None:
             bias = direction.bias_ih.detach() + direction.bias_hh.detach()
-        gates = nn.functional.linear(key, matrix, bias)
-        made = lstm_errors(gates, weight_hh, times, starts[1], *gradients, cells_are_whole=cells_are_whole)
+        made = self.gate_errors(nn.functional.linear(key, matrix, bias), direction.weight_hh.detach(), reached)
         return {name: made}, made
+
+    @abstractmethod
+    def gate_errors(
+        self, gates: Float[Tensor, "rows gates"], weight_hh: Float[Tensor, "gates hidden"], reached: Reached
+    ) -> Float[Tensor, "rows gates"]:
+        """The gradients of the gates, which may be overwritten, before their nonlinearities."""
+
+
+class LstmAdapter(_JointAdapter):
+    kind = "lstm"
+    modules = (nn.LSTM, nn.LSTMCell)
+    states = 2
+    kernel = staticmethod(torch.lstm)
+
+    def gate_errors(
+        self, gates: Float[Tensor, "rows gates"], weight_hh: Float[Tensor, "gates hidden"], reached: Reached
+    ) -> Float[Tensor, "rows gates"]:
+        times, starts, gradients, whole = reached
+        passed = lstm_passed(gates, weight_hh.shape[1], times, starts[1])
+        return lstm_errors(passed, weight_hh, times, starts[1], *gradients, cells_are_whole=whole)
+
+
+class RnnAdapter(_JointAdapter):
+    modules = (nn.RNN, nn.RNNCell)
+    states = 1
+
+    def __init__(self, nonlinearity: str) -> None:
+        self.kind = f"rnn-{nonlinearity}"  # type: ignore[misc]
+        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[nonlinearity]
+        self._nonlinearity = nonlinearity
+
+    def handles(self, module: nn.Module) -> bool:
+        return super().handles(module) and module.nonlinearity == self._nonlinearity
+
+    def gate_errors(
+        self, gates: Float[Tensor, "rows gates"], weight_hh: Float[Tensor, "gates hidden"], reached: Reached
+    ) -> Float[Tensor, "rows gates"]:
+        slopes = gates.tanh_().square_().neg_().add_(1) if self._nonlinearity == "tanh" else (gates > 0).to(gates)
+        return rnn_errors(slopes, weight_hh, reached.times, reached.gradients[0])
 
 
 class GruAdapter(_RecurrentAdapter):
@@ -173,88 +203,27 @@ class GruAdapter(_RecurrentAdapter):
 
     def keys(
         self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
-    ) -> Mapping[str, Float[Tensor, "rows in_features"]]:
+    ) -> ByMap:
         return {"ih" + direction.suffix: inputs, "hh" + direction.suffix: before}
 
     def errors(
-        self,
-        direction: Direction,
-        times: Times,
-        keys: Mapping[str, Float[Tensor, "rows in_features"]],
-        starts: Sequence[Float[Tensor, "sequences hidden"]],
-        gradients: Sequence[Float[Tensor, "rows hidden"]],
-        *,
-        cells_are_whole: bool,
-    ) -> tuple[Mapping[str, Float[Tensor, "rows out_features"]], Float[Tensor, "rows out_features"]]:
+        self, direction: Direction, keys: ByMap, reached: Reached
+    ) -> tuple[ByMap, Float[Tensor, "rows out_features"]]:
         of_ih, of_hh = "ih" + direction.suffix, "hh" + direction.suffix
         halves = ((of_ih, direction.weight_ih, direction.bias_ih), (of_hh, direction.weight_hh, direction.bias_hh))
         of_input, of_state = (
             nn.functional.linear(keys[name], weight.detach(), None if bias is None else bias.detach())
             for name, weight, bias in halves
         )
-        made = gru_errors(of_input, of_state, direction.weight_hh.detach(), times, keys[of_hh], gradients[0])
+        weight_hh, gradient = direction.weight_hh.detach(), reached.gradients[0]
+        made = gru_errors(of_input, of_state, weight_hh, reached.times, keys[of_hh], gradient)
         return {of_ih: made[0], of_hh: made[1]}, made[0]
 
 
 # -- a call ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How the rows of a call, step by step with the longest sequence first, lie in the user's tensors."""
-
-    sizes: list[int]
-    """How many sequences have that many steps."""
-    lead: tuple[int, ...]
-    """The leading shape of the user's tensors; (sequences, steps) where they are packed."""
-    batch_first: bool = False
-    packed: bool = False
-    order: Int64[Tensor, "sequences"] | None = None
-    """Which of the user's sequences comes when, if they were sorted by length."""
-
-    @classmethod
-    def of(cls, module: nn.Module, inputs: Tensor | PackedSequence) -> _Layout:
-        if isinstance(inputs, PackedSequence):
-            sizes = inputs.batch_sizes.tolist()
-            return cls(sizes, (sizes[0], len(sizes)), packed=True, order=inputs.sorted_indices)
-        lead = tuple(inputs.shape[:-1])
-        if isinstance(module, nn.RNNCellBase):
-            return cls([inputs.numel() // inputs.shape[-1]], lead)
-        if len(lead) == 1:
-            return cls([1] * lead[0], lead)
-        steps, sequences = lead[::-1] if module.batch_first else lead
-        return cls([sequences] * steps, lead, batch_first=bool(module.batch_first))
-
-    @property
-    def chosen(self) -> Int64[Tensor, "rows"] | None:
-        """Where the rows of a packed sequence are in `lead`."""
-        if not self.packed:
-            return None
-        order = torch.arange(self.sizes[0]) if self.order is None else self.order.cpu()
-        return torch.cat([order[:size] * len(self.sizes) + step for step, size in enumerate(self.sizes)])
-
-    def rows(self, tensor: Tensor | PackedSequence) -> Float[Tensor, "rows features"]:
-        """What the module was given or returned, as rows."""
-        if isinstance(tensor, PackedSequence):
-            return tensor.data.detach()
-        tensor = tensor.detach()
-        return (tensor.transpose(0, 1) if self.batch_first else tensor).reshape(-1, tensor.shape[-1])
-
-    def shaped(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "... features"]:
-        """Rows as the user's tensors have them."""
-        if self.packed:
-            return rows
-        if self.batch_first:
-            return rows.unflatten(0, self.lead[::-1]).transpose(0, 1)
-        return rows.reshape(*self.lead, rows.shape[-1])
-
-    def states(self, tensor: Tensor) -> list[Float[Tensor, "sequences hidden"]]:
-        """The states, or gradients of them, of each layer in each direction."""
-        tensor = tensor.detach().reshape(-1, self.sizes[0], tensor.shape[-1])
-        return list((tensor if self.order is None else tensor[:, self.order]).unbind(0))
-
-
-class _RecurrentCall(Call):
+class RecurrentCall(Call):
     """One call of a recurrent module."""
 
     def __init__(
@@ -269,8 +238,8 @@ class _RecurrentCall(Call):
         self._adapter = adapter
         self._module = module
         self._is_cell = isinstance(module, nn.RNNCellBase)
-        self._layers = _directions(module)
-        self._layout = layout = _Layout.of(module, inputs)
+        self._layers = directions_of(module)
+        self.layout = layout = Layout.of(module, inputs)
         self._inputs = layout.rows(inputs)
         returned = output if isinstance(output, Tensor | PackedSequence) else output[0]
         self._outputs = layout.rows(returned)
@@ -283,14 +252,14 @@ class _RecurrentCall(Call):
         self.nbytes = self._inputs.nbytes + self._outputs.nbytes
 
     def leads(self) -> Mapping[str, Sequence[int]]:
-        return dict.fromkeys(self._adapter.maps(self._module), self._layout.lead)
+        return dict.fromkeys(self._adapter.maps(self._module), self.layout.lead)
 
     def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
         every = (keys for layer in self._keys for keys in layer)
-        return {name: self._layout.shaped(rows) for keys in every for name, rows in keys.items()}
+        return {name: self.layout.shaped(rows) for keys in every for name, rows in keys.items()}
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
-        layout, found = self._layout, {}
+        layout, found = self.layout, {}
         of_output = None if gradients[0] is None else layout.rows(gradients[0])
         # A cell returns its last state once, a layer twice: in its output, and as what it ends with.
         of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
@@ -303,14 +272,9 @@ class _RecurrentCall(Call):
                 mine = None if of_output is None else of_output[:, d * hidden : (d + 1) * hidden]
                 last = [None if each is None else each[layer * len(self._layers[layer]) + d] for each in of_last]
                 like = self._outputs[:, :hidden]
-                made, of_ih = self._adapter.errors(
-                    direction,
-                    times,
-                    self._keys[layer][d],
-                    self._starts_of(layer, d),
-                    [times.from_the_end(mine if not n else None, each, like) for n, each in enumerate(last)],
-                    cells_are_whole=self._cells_are_whole,
-                )
+                arrived = [times.from_the_end(mine if not n else None, each, like) for n, each in enumerate(last)]
+                reached = Reached(times, self._starts_of(layer, d), arrived, self._cells_are_whole)
+                made, of_ih = self._adapter.errors(direction, self._keys[layer][d], reached)
                 found.update({name: layout.shaped(rows) for name, rows in made.items()})
                 if layer:
                     to_input = of_ih @ direction.weight_ih.detach()
@@ -324,7 +288,7 @@ class _RecurrentCall(Call):
     # -- what happened inside ----------------------------------------------------------------
 
     def _times(self, direction: int) -> Times:
-        return Times(self._layout.sizes, reverse=direction == 1)
+        return Times(self.layout.sizes, reverse=direction == 1)
 
     def _starts_of(self, layer: int, direction: int) -> list[Float[Tensor, "sequences hidden"]]:
         """The state and (LSTM) the cell that all sequences begin with."""
@@ -332,10 +296,10 @@ class _RecurrentCall(Call):
         if self._starts:
             return [states[index] for states in self._starts]
         hidden = self._layers[layer][direction].weight_hh.shape[1]
-        return [self._outputs.new_zeros(self._layout.sizes[0], hidden) for _ in range(self._adapter.states)]
+        return [self._outputs.new_zeros(self.layout.sizes[0], hidden) for _ in range(self._adapter.states)]
 
     @cached_property
-    def _keys(self) -> list[list[Mapping[str, Float[Tensor, "rows in_features"]]]]:
+    def _keys(self) -> list[list[ByMap]]:
         found = []
         for layer, (inputs, outputs) in enumerate(self._through()):
             found.append([])
@@ -368,7 +332,7 @@ class _RecurrentCall(Call):
 
     def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows features"]:
         """One layer alone, by the kernel that the module uses."""
-        module, layout = self._module, self._layout
+        module, layout = self._module, self.layout
         assert isinstance(module, nn.RNNBase)
         each = [self._starts_of(layer, d) for d in range(len(self._layers[layer]))]
         starts: tuple[Tensor, ...] = tuple(torch.stack(states) for states in zip(*each, strict=True))

@@ -81,7 +81,10 @@ class ColumnTable:
             )
         if not name.isidentifier():
             raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
-        if isinstance(values, str) and self._kinds.get(name) == "string":
+        known = self._kinds.get(name)
+        if known == "int" and isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() <= 2:
+            return values.numpy().copy() if values.is_cpu else values.cpu().numpy()  # as nearly always
+        if isinstance(values, str) and known == "string":
             codes = self._codes[name]
             return np.array(codes.setdefault(values, len(codes)), dtype=np.int64)
         array = _as_array(name, values)
@@ -157,9 +160,21 @@ class Batch:
         self._fold = fold
         self._spread: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
-    def rows(self, lead: Sequence[int], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
-        """The columns for a layer whose input has the leading shape `lead`."""
+    def rows(
+        self, lead: Sequence[int], layer: str, *, shared: bool | None = False
+    ) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
+        """The columns for a layer whose input has the leading shape `lead`; `shared` is as in `Call`."""
         lead = tuple(lead)
+        if shared and self._fit_by_chance(lead):
+            return self._of_all(lead, layer)
+        try:
+            return self._fitted(lead, layer)
+        except ShapeMismatchError:
+            if shared is False:
+                raise
+            return self._of_all(lead, layer)
+
+    def _fitted(self, lead: tuple[int, ...], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
         if lead not in self._spread:
             shaped = self._unflattened(lead)
             found = {
@@ -171,6 +186,24 @@ class Batch:
                 matched["position"] = at
             self._spread[lead] = self._identified(matched, layer) if self._fold else matched
         return self._spread[lead]
+
+    def _fit_by_chance(self, lead: tuple[int, ...]) -> bool:
+        """Whether rows that count up are positions even if there are as many of them as there are examples."""
+        given = [column.shape for column in self._columns.values() if column.ndim]
+        if any(shape[0] == 1 for shape in given):
+            return False  # of one example, which they are of then
+        return any(lead[0] == 1 or shape[1:] == lead for shape in given)
+
+    def _of_all(self, lead: tuple[int, ...], layer: str) -> Mapping[str, Shaped[np.ndarray, "rows"]]:
+        """Rows of no single example have a position, and what is said of the whole batch."""
+        if self._fold:
+            raise SettingError(
+                f'Layer "{layer}" is called on what is the same for all examples, such as their positions: it has no '
+                "visits of an example to add up. Leave it out (layers=…)."
+            )
+        rows = math.prod(lead)
+        whole = {name: np.full(rows, column) for name, column in self._columns.items() if not column.ndim}
+        return {**whole, "position": np.arange(rows)}
 
     def _identified(self, columns: dict[str, np.ndarray], layer: str) -> dict[str, np.ndarray]:
         """Columns whose `example`, with `position` if it is there, say which slot of a folded memory a row is of."""

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from torch import Tensor
 
 from spotlights.dual_form import gradient_factor, unexplained_share
 from spotlights.memory.manifest import LayerEntry
+from spotlights.memory.storage import follows
 
 if TYPE_CHECKING:
-    from spotlights.memory.slots import LayerStep, Rows
+    from spotlights.memory.slots import LayerStep
 
 Part = slice
 UNITS, FEATURES = 16, 16
@@ -47,10 +49,39 @@ def blocks_of(log: Sequence[LayerStep], entry: LayerEntry) -> tuple[Entries, Ent
         features = 1 if columns is None else min(FEATURES, columns.stop - columns.start)
         shape = len(log), min(UNITS, entry.out_features) * features
         seen[name], explained[name] = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
-    for at, step in enumerate(log):
-        for name, found in _explain(step.gradients, step.rows, entry).items():
-            seen[name][at], explained[name][at] = step.gradients[name].seen.reshape(-1), found.reshape(-1)
+    at = 0
+    for run in _alike(log):
+        here, at = slice(at, at + len(run)), at + len(run)
+        sums = explain(run, entry) if run[0].explained is None else run[0].explained
+        for name, found in sums.items():
+            blocks = np.stack([step.gradients[name].seen for step in run])
+            seen[name][here], explained[name][here] = blocks.reshape(len(run), -1), found.reshape(len(run), -1)
     return seen, explained
+
+
+def _alike(log: Sequence[LayerStep]) -> Iterator[list[LayerStep]]:
+    """The steps, in runs that can be compared at once: one call each, one behind the other, and the same block."""
+    run: list[LayerStep] = []
+    for step in log:
+        if run and not _goes_on(run[-1], step):
+            yield run
+            run = []
+        run.append(step)
+    if run:
+        yield run
+
+
+def _goes_on(before: LayerStep, after: LayerStep) -> bool:
+    if len(before.rows) != 1 or len(after.rows) != 1 or before.explained is not None or after.explained is not None:
+        return False
+    (then,), (now,) = before.rows, after.rows
+    if then.errors is None or now.errors is None or before.gradients.keys() != after.gradients.keys():
+        return False
+    return (
+        follows(then.keys, now.keys)
+        and follows(then.errors, now.errors)
+        and all(b.at is not None and b.at == after.gradients[name].at for name, b in before.gradients.items())
+    )
 
 
 def compare(
@@ -82,22 +113,37 @@ def _without_absent(
     return np.where(absent, np.zeros((), seen.dtype), seen)
 
 
-def _explain(blocks: Mapping[str, GradientBlock], rows: Sequence[Rows], entry: LayerEntry) -> dict[str, np.ndarray]:
-    """The same blocks of `Σ δ⊗k` and `Σ δ`."""
-    found = {name: np.zeros_like(block.seen) for name, block in blocks.items()}
-    for each in rows:
-        of_units, errors = None, np.empty((0, 0))
+def explain(steps: Sequence[LayerStep], entry: LayerEntry) -> dict[str, np.ndarray]:
+    """For each of some steps that are alike: the same blocks of `Σ δ⊗k` and `Σ δ`."""
+    blocks = steps[0].gradients
+    found = {name: np.zeros((len(steps), *block.seen.shape), block.seen.dtype) for name, block in blocks.items()}
+    for call in zip(*(step.rows for step in steps), strict=True):
+        of_units, errors = None, np.empty((0, 0, 0))
         for name, block in blocks.items():
             if block.at is None:
                 continue
-            if block.at[0] is not of_units:
-                of_units, errors = block.at[0], each.some_errors(block.at[0])
+            if block.at[0] != of_units:
+                of_units, errors = block.at[0], _numbers([(r.errors, r.error_scale) for r in call], block.at[0])
             if len(block.at) == 1:
-                found[name] += np.add.reduce(errors)
+                found[name] += np.add.reduce(errors, axis=1)
                 continue
             for units, features in _within_groups(block.at[0], block.at[1], entry):
-                found[name][units] += errors[:, units].T @ each.some_keys(features)
+                keys = _numbers([(r.keys, r.key_scale) for r in call], features)
+                found[name][:, units] += errors[..., units].swapaxes(1, 2) @ keys
     return found
+
+
+def _numbers(calls: Sequence[tuple[Tensor | None, Tensor | None]], part: Part) -> Float[np.ndarray, "steps rows part"]:
+    """Columns of stored rows, as numbers again; the rows of all steps lie one behind the other."""
+    first, scale = calls[0]
+    assert first is not None
+    shape, strides = (len(calls), *first.shape), (first.shape[0] * first.stride(0), *first.stride())
+    numbers = first.as_strided(shape, strides).numpy()[..., part]
+    if scale is None:
+        return numbers
+    alike = all(other is scale for _, other in calls)
+    scales = scale.numpy() if alike else np.stack([each.numpy() for _, each in calls if each is not None])
+    return numbers.astype(np.float32) * scales[..., None]
 
 
 def _within_groups(units: Part, features: Part, entry: LayerEntry) -> Iterator[tuple[Part, Part]]:

@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
+from spotlights.memory.sampling import Sample
 from spotlights.memory.storage import STORAGES, storage_named
 from spotlights.memory.tensors import put_in_place
 
@@ -225,6 +226,8 @@ class Manifest:
     final: FileEntry | None = None
     fold: FoldEntry | None = None
     """None if every visit is a slot of its own."""
+    sample: Sample | None = None
+    """None if all slots were kept."""
     status: str = "recording"
     """"recording", "closed", or "stopped: …" with the reason."""
     format: int = FORMAT
@@ -291,6 +294,7 @@ def _parse(raw: dict[str, Any]) -> Manifest:
             "initial": FileEntry(**raw["initial"]),
             "final": FileEntry(**raw["final"]) if raw["final"] else None,
             "fold": _parse_fold(raw["fold"]) if raw.get("fold") else None,
+            "sample": Sample(**raw["sample"]) if raw.get("sample") else None,
         }
     )
 
@@ -317,6 +321,8 @@ def _check(manifest: Manifest) -> None:
     numbers = isinstance(manifest.ranks, int) and isinstance(manifest.rank, int)
     if not (numbers and 0 <= manifest.rank < manifest.ranks <= _MOST_RANKS):
         raise ValueError(f"it is of process {manifest.rank!r} of {manifest.ranks!r}")
+    if manifest.sample and not (0 < manifest.sample.rows <= 1 and 0 < manifest.sample.steps <= 1):
+        raise ValueError(f"it is a sample of {manifest.sample}")
     if manifest.fold is None:
         _check_steps(manifest.segments)
     else:

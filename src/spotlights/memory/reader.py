@@ -485,6 +485,15 @@ class MemoryReader:
                 f"{instead}, or record without fold=."
             )
 
+    def need_all_slots(self, what: str, instead: str = "Ask for top or totals") -> None:
+        """Refuses a question that a sample of the slots cannot answer."""
+        sample = self.manifest.sample
+        if sample is not None:
+            raise UnsupportedError(
+                f"{self.directory} is a sample: it has {sample}. {what} all of them. {instead}, or record without "
+                "sample=."
+            )
+
     @cached_property
     def initial(self) -> dict[str, Tensor]:
         return map_tensors(self.directory / self.manifest.initial.file, self.manifest.initial.bytes)

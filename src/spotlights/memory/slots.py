@@ -8,14 +8,17 @@ are kept once, `LAYER/column/NAME`, the step log under `/log/`, and now and then
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from spotlights.memory.gradient_block import GradientBlock
+from spotlights.memory.gradient_block import GradientBlock, explain
+from spotlights.memory.manifest import LayerEntry
+from spotlights.memory.sampling import Draw
+from spotlights.memory.storage import BufferPool
 
 KEYS, KEY_SCALE, ERRORS, ERROR_SCALE, INDEX = "keys", "key_scale", "errors", "error_scale", "index"
 NORMS = "norms"
@@ -86,7 +89,7 @@ def plain(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that costs several times as much, at every step
 class Rows:
     """The slots of one call of one layer, encoded for storage."""
 
@@ -103,29 +106,29 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def some_keys(self, features: slice) -> Float[np.ndarray, "rows features"]:
-        """Columns of the keys, as numbers again."""
-        return _numbers(self.keys, self.key_scale, features)
+    def some(self, chosen: Int64[Tensor, "chosen"]) -> Rows:
+        """Some of the slots."""
+        keys, key_scale, errors, error_scale = (
+            None if tensor is None else tensor[chosen]
+            for tensor in (self.keys, self.key_scale, self.errors, self.error_scale)
+        )
+        assert keys is not None
+        columns = {name: column[chosen.numpy()] for name, column in self.columns.items()}
+        return replace(self, keys=keys, key_scale=key_scale, errors=errors, error_scale=error_scale, columns=columns)
 
-    def some_errors(self, units: slice) -> Float[np.ndarray, "rows units"]:
-        """Columns of the errors, as numbers again."""
-        assert self.errors is not None
-        return _numbers(self.errors, self.error_scale, units)
+    def give_back(self, pool: BufferPool) -> None:
+        """Nobody needs these any more."""
+        pool.give(self.keys)
+        if self.errors is not None:
+            pool.give(self.errors)
 
     @property
     def nbytes(self) -> int:
-        parts = (self.keys, self.key_scale, self.errors, self.error_scale, *self.columns.values())
-        return sum(part.nbytes for part in parts if part is not None)
+        columns = 8 * len(self) * len(self.columns)
+        return self.keys.nbytes + (0 if self.errors is None else self.errors.nbytes) + columns
 
 
-def _numbers(stored: Shaped[Tensor, "rows all"], scale: Float[Tensor, "rows"] | None, part: slice) -> np.ndarray:
-    numbers = stored.numpy()[:, part]
-    if scale is None:
-        return numbers
-    return numbers.astype(np.float32) * scale.numpy()[:, None]
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LayerStep:
     """What one optimizer step left behind in one layer."""
 
@@ -136,9 +139,18 @@ class LayerStep:
     rule: dict[str, list[float]] = field(default_factory=dict)
     """Fields of the update rule, for weight and bias."""
     samples: dict[str, Shaped[np.ndarray, "sample"]] = field(default_factory=dict)
+    """Entries of the parameters after the step (see `sample_slice`)."""
+    explained: dict[str, Float[np.ndarray, "1 ..."]] | None = None
+    """Where only some slots are kept: what all of them sum up to in the blocks of `gradients`."""
+
+    def thinned(self, draw: Draw, entry: LayerEntry) -> LayerStep:
+        """The same step with some of its slots; what the gradients are compared with is the sum of all."""
+        kept = (rows.some(draw.rows(len(rows))) for rows in self.rows)
+        explained = explain([self], entry)
+        return replace(self, rows=[rows for rows in kept if len(rows)], explained=explained)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepRecord:
     """What one optimizer step left behind."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from spotlights.errors import SettingError
 
 _PAGE = 4096
+_JOINED_BYTES = 4 << 20
+"""So much lies one behind the other at most."""
 _SMALLEST = 0.25
 """Rows whose largest stored number is below this would lose digits of the small ones: float16 ends at 2⁻²⁴."""
 
@@ -27,29 +30,82 @@ _SMALLEST = 0.25
 class BufferPool:
     """Room for rows, used again and again: asking the system for fresh memory costs more than a copy.
 
-    All of it starts at a page, so that it can be written to disk from where it is. The training thread takes, the
-    writer's thread gives back; a deque's ends are safe for both.
+    All of it starts at a page, so that it can be written to disk from where it is. Blocks of whole pages that are taken
+    for one use lie one behind the other, as far as they can, so that the rows of many steps are one piece (`joined`):
+    what is given back first is taken first. The training thread takes, the writer's thread gives back; a deque's ends
+    are safe for both.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._free: dict[tuple[torch.Size, torch.dtype], deque[Tensor]] = {}
+        self._free: dict[tuple[object, ...], deque[Tensor]] = {}
+        self._use: dict[int, tuple[object, ...]] = {}
+        """What each block was made for, by its address."""
+        self._made: dict[tuple[object, ...], int] = {}
 
-    def take(self, shape: torch.Size, dtype: torch.dtype) -> Shaped[Tensor, "..."]:
-        free = self._free.get((shape, dtype))
+    def take(self, shape: torch.Size, dtype: torch.dtype, use: object = None) -> Shaped[Tensor, "..."]:
+        """
+        Args:
+            shape: of the room.
+            dtype: of the numbers in it.
+            use: what it is for; whoever takes for the same use again gets room behind the last one.
+        """
+        free = self._free.get((shape, dtype, use))
         if not free:
-            room = torch.empty(shape.numel() * dtype.itemsize + _PAGE, dtype=torch.uint8)
-            start = -room.data_ptr() % _PAGE
-            return room[start : start + room.numel() - _PAGE].view(dtype).view(shape)
-        tensor = free.pop()
-        self._bytes -= tensor.nbytes
+            return self._make(shape, dtype, use)
+        tensor = free.popleft()
+        nbytes = tensor.nbytes
+        self._bytes -= nbytes
         return tensor
 
+    def _make(self, shape: torch.Size, dtype: torch.dtype, use: object) -> Shaped[Tensor, "..."]:
+        key, nbytes = (shape, dtype, use), shape.numel() * dtype.itemsize
+        # As many again as there are: a shape that comes but once gets a single one.
+        count = 1 if nbytes == 0 or nbytes % _PAGE else max(1, min(self._made.get(key, 0), _JOINED_BYTES // nbytes))
+        self._made[key] = self._made.get(key, 0) + count
+        room = torch.empty(count * nbytes + _PAGE, dtype=torch.uint8)
+        start = -room.data_ptr() % _PAGE
+        blocks = [room[start + i * nbytes : start + (i + 1) * nbytes].view(dtype).view(shape) for i in range(count)]
+        first, *others = blocks
+        self._use |= {block.data_ptr(): key for block in blocks}
+        for block in others:
+            self.give(block)
+        return first
+
     def give(self, tensor: Shaped[Tensor, "..."]) -> None:
-        if self._bytes + tensor.nbytes <= self._max_bytes:
-            self._bytes += tensor.nbytes
-            self._free.setdefault((tensor.shape, tensor.dtype), deque()).append(tensor)
+        use, nbytes = self._use[tensor.data_ptr()], tensor.nbytes
+        if self._bytes + nbytes <= self._max_bytes:
+            self._bytes += nbytes
+            self._free.setdefault(use, deque()).append(tensor)
+        else:
+            del self._use[tensor.data_ptr()]
+
+
+def follows(before: Shaped[Tensor, "..."], after: Shaped[Tensor, "..."]) -> bool:
+    """Whether a block of rows lies right behind another one of its shape, in the same piece of room."""
+    return (
+        after.data_ptr() == before.data_ptr() + before.nbytes
+        and before.shape == after.shape
+        # Two pieces may lie side by side by chance.
+        and after.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    )
+
+
+def joined(blocks: Iterable[Shaped[Tensor, "_ *row"]]) -> list[Shaped[Tensor, "_ *row"]]:
+    """The same rows in fewer blocks: those that lie one behind the other are one."""
+    runs: list[list[Tensor]] = []
+    for block in blocks:
+        if runs and follows(runs[-1][-1], block):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [_as_one(run) for run in runs]
+
+
+def _as_one(run: list[Tensor]) -> Tensor:
+    first = run[0]
+    return first if len(run) == 1 else first.as_strided((len(run) * len(first), *first.shape[1:]), first.stride())
 
 
 class Storage(ABC):
@@ -65,9 +121,9 @@ class Storage(ABC):
 
     @abstractmethod
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        """The stored numbers, in memory taken from the pool, and the scale of each row.
+        """The stored numbers, in memory taken from the pool for that use, and the scale of each row.
 
         `like` is a scale used before. Rows that come again are then stored the same as before, whatever other rows they
         come with, so that they are recognised by their bytes; and a scale that still fits need not be looked for.
@@ -78,9 +134,9 @@ class _Plain(Storage):
     scaled = False
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        return pool.take(rows.shape, self.dtype).copy_(rows), None
+        return pool.take(rows.shape, self.dtype, use).copy_(rows), None
 
 
 class Float64(_Plain):
@@ -95,11 +151,11 @@ class Float16(Storage):
     name, dtype, scaled, rounding = "float16", torch.float16, True, 2.0**-11
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         if rows.dtype != torch.float32 or not rows.is_cpu:
             rows = rows.to("cpu", torch.float32)
-        stored = pool.take(rows.shape, self.dtype)
+        stored = pool.take(rows.shape, self.dtype, use)
         if like is not None and rows.numel():
             # Looking at what came out costs half of looking at what goes in, and nothing before it.
             largest = _largest(self._fill(stored, rows, like, pool))
@@ -142,7 +198,7 @@ class Int8(Storage):
     name, dtype, scaled, rounding = "int8", torch.int8, True, 0.5 / 127
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, *, like: float | None = None
+        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1)).float().cpu().numpy()
         # numpy: for one number per row, most of the time of a torch operation is its call.
@@ -150,7 +206,7 @@ class Int8(Storage):
         scale[~((scale > 0) & np.isfinite(scale))] = 1.0
         kept = torch.from_numpy(scale)
         divided = (rows / kept.to(rows.device)[:, None]).round_()
-        return pool.take(rows.shape, self.dtype).copy_(divided), kept
+        return pool.take(rows.shape, self.dtype, use).copy_(divided), kept
 
 
 STORAGES: dict[str, Storage] = {s.name: s for s in (Float64(), Float32(), Float16(), Int8())}

@@ -41,8 +41,8 @@ from spotlights.memory.manifest import (
     write_manifest,
 )
 from spotlights.memory.moments import FILE as MOMENTS
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain
-from spotlights.memory.storage import BufferPool
+from spotlights.memory.slots import LayerStep, StepRecord, plain
+from spotlights.memory.storage import BufferPool, joined
 from spotlights.memory.tensors import map_tensors, write_tensors
 
 try:
@@ -67,17 +67,32 @@ class KeyIndex:
         self._seen = 0
         self._worthwhile = True
 
-    def add(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def distinct(
+        self, keys: list[np.ndarray], scales: list[np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        """Those of the keys, and of their scales, that were not met before; and the numbers of all."""
+        kept, kept_scales, numbers = [], [], []
+        done = 0
+        for block in keys:
+            scale = scales[0][done : done + len(block)] if scales else None
+            found, fresh = self.add(block, scale)
+            numbers.append(found)
+            kept.append(block[fresh])
+            if scale is not None:
+                kept_scales.append(scale[fresh])
+            done += len(block)
+        return kept, kept_scales, numbers
+
+    def add(self, keys: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """The number of each row's key, and which rows hold a key not met before."""
-        count = len(rows)
+        count = len(keys)
         if not self._worthwhile:
             numbers = np.arange(self._count, self._count + count)
             self._count += count
             return numbers, np.arange(count)
-        digests = list(map(xxhash.xxh3_128_digest, rows.keys.numpy()))
-        if rows.key_scale is not None:
-            scales = rows.key_scale.numpy().view("V4").tolist()
-            digests = list(map(operator.add, digests, scales))
+        digests = list(map(xxhash.xxh3_128_digest, keys))
+        if scale is not None:
+            digests = list(map(operator.add, digests, scale.view("V4").tolist()))
         numbers = list(map(self._numbers.get, digests))
         fresh = []
         for row, digest in enumerate(digests) if None in numbers else ():
@@ -186,7 +201,7 @@ class MemoryWriter:
                 keys = mapped.get(names.layer_tensor(name, names.KEYS))
                 scale = mapped.get(names.layer_tensor(name, names.KEY_SCALE))
                 if keys is not None:
-                    index.add(Rows(keys, scale, None, None, {}))
+                    index.add(keys.numpy(), None if scale is None else scale.numpy())
         return writer
 
     @property
@@ -294,12 +309,11 @@ class MemoryWriter:
             columns=self._columns.entries(),
             layers=layers,
         )
-        for record in steps:
-            for layer in record.layers.values():
-                for rows in layer.rows:
-                    self._pool.give(rows.keys)
-                    if rows.errors is not None:
-                        self._pool.give(rows.errors)
+        if self._manifest.sample is None:  # rows of a sample have shapes of their own, which do not come again
+            for record in steps:
+                for layer in record.layers.values():
+                    for rows in layer.rows:
+                        rows.give_back(self._pool)
 
     def _replace(self, **changes: object) -> None:
         manifest = dataclasses.replace(self._manifest, **changes)  # type: ignore[arg-type]
@@ -319,18 +333,12 @@ class MemoryWriter:
             self._undecided.remove(layer)
             if rows[0].may_repeat:
                 self._indexes[layer] = KeyIndex()
+        keys, scales = _arrays(part.keys for part in rows), _together(part.key_scale for part in rows)
         if layer in self._indexes:
-            for part in rows:
-                index, fresh = self._indexes[layer].add(part)
-                parts.setdefault(names.INDEX, []).append(index)
-                parts.setdefault(names.KEYS, []).append(part.keys.numpy()[fresh])
-                if part.key_scale is not None:
-                    parts.setdefault(names.KEY_SCALE, []).append(part.key_scale.numpy()[fresh])
-        else:
-            parts[names.KEYS] = [part.keys.numpy() for part in rows]
-            parts[names.KEY_SCALE] = _arrays(part.key_scale for part in rows)
+            keys, scales, parts[names.INDEX] = self._indexes[layer].distinct(keys, scales)
+        parts[names.KEYS], parts[names.KEY_SCALE] = keys, scales
         parts[names.ERRORS] = _arrays(part.errors for part in rows)
-        parts[names.ERROR_SCALE] = _arrays(part.error_scale for part in rows)
+        parts[names.ERROR_SCALE] = _together(part.error_scale for part in rows)
         for name, blocks in parts.items():
             if blocks:
                 tensors[names.layer_tensor(layer, name)] = blocks
@@ -399,7 +407,13 @@ def _rank_directories(directory: Path) -> list[Path]:
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
-    return [tensor.numpy() for tensor in tensors if tensor is not None]
+    return [block.numpy() for block in joined(tensor for tensor in tensors if tensor is not None)]
+
+
+def _together(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
+    """Small ones, as one array; none if there are none."""
+    found = [tensor.numpy() for tensor in tensors if tensor is not None]
+    return [np.concatenate(found)] if found else []
 
 
 def next_number(directory: Path) -> int:

@@ -84,6 +84,7 @@ def find_layers(
     errors: bool,
     pool: BufferPool,
     turned: bool,
+    own_lstm: bool = False,
 ) -> tuple[dict[str, RecordedLayer], list[Listener]]:
     """The layers to record by name, and what listens for them.
 
@@ -95,9 +96,10 @@ def find_layers(
         errors: whether errors are kept.
         pool: where memory comes from.
         turned: whether turned slots are recorded; they need errors, and a slot for each visit.
+        own_lstm: whether LSTMs are computed by Spotlights while they are recorded.
     """
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = _find_maps(model)
+    found = _find_maps(model, own_lstm=own_lstm)
     names = [name for each in found for name in each.names]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
     if unknown or (patterns is not None and not patterns):
@@ -127,11 +129,11 @@ def find_layers(
     return layers, list(listeners.values())
 
 
-def _find_maps(model: nn.Module) -> list[_Found]:
+def _find_maps(model: nn.Module, *, own_lstm: bool) -> list[_Found]:
     """The linear maps of the model; modules that share a weight share a map."""
     found: dict[tuple[object, ...], _Found] = {}
     for path, module in model.named_modules():
-        adapter = adapter_for(module)
+        adapter = adapter_for(module, own_lstm=own_lstm)
         if adapter is None:
             continue
         for name, linear in adapter.maps(module).items():

@@ -20,38 +20,12 @@ from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import LayerEntry
 from spotlights.memory.slots import Rows, plain, sample_slice
 from spotlights.memory.storage import BufferPool, Storage
-from spotlights.recording.passes import Seen
+from spotlights.recording.passes import Met, Part, Standing
 from spotlights.recording.probe import Probe
 
+_LOOKED_AT = 8
+"""Before a step, every so many of the sampled entries are compared with what they were after the last one."""
 _NUMPY = (torch.float32, torch.float64, torch.float16)
-
-
-class _Pass:
-    """A layer's part of one backward pass."""
-
-    def __init__(self, layer: RecordedLayer) -> None:
-        self._layer = layer
-        self._fresh = layer.gradient_is_empty()
-        """What was pending has been thrown away since."""
-        self._gradient = layer.witness.grad
-        self._version = None if self._gradient is None else self._gradient._version
-        self._seen: list[Seen] = []
-        self._rows: list[Rows] = []
-
-    def note(self, seen: Seen) -> None:
-        self._seen.append(seen)
-
-    def copy(self, *, ended: bool) -> None:
-        due = [seen for seen in reversed(self._seen) if ended or seen.met.whole]
-        self._seen = [seen for seen in self._seen if not (ended or seen.met.whole)]
-        while due:  # one by one: each lets go of what it held
-            self._rows.append(self._layer.copy(due.pop()))
-
-    def end(self) -> None:
-        gradient = self._layer.witness.grad
-        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
-        if gradient is not None and (gradient is not self._gradient or gradient._version != self._version):
-            self._layer.accept(self._rows, fresh=self._fresh)
 
 
 class RecordedLayer:
@@ -97,6 +71,8 @@ class RecordedLayer:
         if self._turned or len({tuple(part.identity for part in each.biases.values()) for each in maps}) > 1:
             self._map = replace(self._map, biases={})
         self.parameters = {name: part.parameter for name, part in self._map.parameters.items()}
+        self._as_is = {n for n, p in self.parameters.items() if _same_view(self._map.kept(n, p.detach()), p)}
+        """Parameters that the memory keeps the way they are."""
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
         self._sampled = {name: _Sampled(self, name) for name in self.trained}
         self._pending: list[Rows] = []
@@ -141,27 +117,32 @@ class RecordedLayer:
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """A parameter, or what has its shape, as the memory keeps it: a matrix, or (a bias) a row."""
-        return self._map.kept(name, tensor) if tensor.shape == self.parameters[name].shape else tensor
+        if name in self._as_is or tensor.shape != self.parameters[name].shape:
+            return tensor
+        return self._map.kept(name, tensor)
 
     # -- a backward pass -------------------------------------------------------------------
 
-    def begin_pass(self) -> _Pass:
+    def before_pass(self) -> Standing:
         self._notice_frozen()
-        return _Pass(self)
+        if self.gradient_is_empty():  # what was pending has been thrown away
+            self.forget()
+        gradient = self.witness.grad
+        return Standing(gradient, None if gradient is None else gradient._version)
 
-    def copy(self, seen: Seen) -> Rows:
+    def copy(self, met: Met, part: Part) -> Rows:
         """The slots of one call, encoded."""
-        met, (name, turned, columns) = seen
+        name, turned, columns = part
         keys, may_repeat = met.keys[name], met.may_repeat
         errors = met.errors[name] if self._errors else None
         if turned:
             assert errors is not None, "turned slots need errors"
             keys, errors, may_repeat = errors, keys, False
-        keys = keys.reshape(-1, keys.shape[-1])
+        keys = _flat(keys)
         stored_errors = error_scale = computed = None
         way = "turned " if turned else ""
         if errors is not None:
-            errors = errors.reshape(-1, errors.shape[-1])
+            errors = _flat(errors)
             stored_errors, error_scale = self._encode(f"{way}errors", errors)
             if _coarser(errors.dtype, self.witness.dtype):
                 computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
@@ -173,18 +154,17 @@ class RecordedLayer:
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         """Starts from the scale that such rows had last: it most often fits again."""
         last, like = self._scales.get(what, (None, None))
-        stored, scale = self._storage.encode(rows, self._pool, like=like)
+        stored, scale = self._storage.encode(rows, self._pool, (self.name, what), like=like)
         if scale is not None and scale is not last and len(scale):
             self._scales[what] = scale, float(scale[0])
         return stored, scale
 
-    def accept(self, rows: list[Rows], *, fresh: bool) -> None:
-        """A pass has added to the gradient; `fresh` if that was empty before."""
-        if fresh:
-            self.forget()
-        self._pending += rows
-        assert self.witness.grad is not None
-        self._gradient_version = self.witness.grad._version
+    def after_pass(self, before: Standing, rows: list[Rows]) -> None:
+        gradient = self.witness.grad
+        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
+        if gradient is not None and (gradient is not before.gradient or gradient._version != before.version):
+            self._pending += rows
+            self._gradient_version = gradient._version
 
     def _notice_frozen(self) -> None:
         """Parameters may be frozen and unfrozen while training goes on."""
@@ -225,8 +205,11 @@ class RecordedLayer:
         """Whether somebody else than the optimizer changed the parameters since the last step."""
         if self._versions != self._parameter_versions():
             return True
-        # Changes through `.data` leave the version as it is.
-        return any(then.tobytes() != self._sampled[name].now().tobytes() for name, then in self._settled.items())
+        # Changes through `.data` leave the version as it is. Each entry is a cache miss: a few tell as well as all.
+        return any(
+            then[::_LOOKED_AT].tobytes() != self._sampled[name].now(_LOOKED_AT).tobytes()
+            for name, then in self._settled.items()
+        )
 
     def settle(self) -> dict[str, np.ndarray]:
         """After a step: the new entries of the samples in the step log."""
@@ -240,6 +223,14 @@ class RecordedLayer:
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self.parameters.values()]
+
+
+def _flat(rows: Float[Tensor, "*lead features"]) -> Float[Tensor, "rows features"]:
+    return rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
+
+
+def _same_view(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> bool:
@@ -258,15 +249,18 @@ class _Sampled:
         self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
 
-    def now(self) -> Shaped[np.ndarray, "sample"]:
+    def now(self, every: int = 1) -> Shaped[np.ndarray, "sample"]:
+        """The entries, or every so many of them."""
         parameter = self._parameter
         if parameter.data_ptr() != self._pointer:
             # A view is read in a microsecond; a parameter that moves (`.data = …`) gets a new one.
             self._pointer = parameter.data_ptr()
             self._view = self._look()
         if self._view is None:
-            return plain(self._layer.as_kept(self._name, parameter.detach()).reshape(-1)[self._at]).numpy()
-        return self._view.copy() if self._index is None else self._view[self._index]
+            return plain(self._layer.as_kept(self._name, parameter.detach()).reshape(-1)[self._at]).numpy()[::every]
+        if self._index is None:
+            return self._view[::every].copy()
+        return self._view[tuple(places[::every] for places in self._index)]
 
     def _look(self) -> np.ndarray | None:
         parameter = self._parameter.detach()

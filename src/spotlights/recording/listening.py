@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,7 +69,7 @@ class Listener:
             parts: Parts = {}
             for name in maps:
                 layer, _, turned = self.heard[name]
-                rows = batch.rows(leads[name], layer.name)
+                rows = batch.rows(leads[name], layer.name, shared=call.shared)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if chosen is not None:
@@ -76,11 +77,15 @@ class Listener:
                 parts[layer] = Part(name, turned, rows)
             for place, tensor in enumerate(outputs):
                 if tensor.requires_grad:
-                    tensor.register_hook(_reached(passes, call, (place, len(outputs)), parts))
+                    tensor.register_hook(partial(passes.note, call, (place, len(outputs)), parts))
 
         def batch_to_hear(outputs: list[Tensor]) -> Batch | None:
-            training = self.module.training and torch.is_grad_enabled()
-            return current_batch() if training and any(tensor.requires_grad for tensor in outputs) else None
+            if not (self.module.training and torch.is_grad_enabled()):
+                return None
+            for tensor in outputs:
+                if tensor.requires_grad:
+                    return current_batch()
+            return None
 
         if isinstance(self.adapter, FunctionalAdapter):
             return self._watch(self.adapter, batch_to_hear, hear)
@@ -88,7 +93,8 @@ class Listener:
         noted: list[Any] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            noted[:] = [self.adapter.before(module)]
+            wanted = module.training and torch.is_grad_enabled() and current_batch() is not None
+            noted[:] = [self.adapter.before(module)] if wanted else []
 
         def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             outputs = tensors_of(output)
@@ -100,7 +106,7 @@ class Listener:
         handles: list[Handle] = [self.module.register_forward_hook(_Hook(forward), with_kwargs=True)]
         if type(self.adapter).before is not ModuleAdapter.before:
             handles.append(self.module.register_forward_pre_hook(_Hook(before)))
-        return handles
+        return [*handles, *self.adapter.begin()]
 
     def _watch(
         self,
@@ -119,14 +125,6 @@ class Listener:
             return watch(adapter.weights(self.module)[name][0], use)
 
         return [watched(name) for name in self.heard]
-
-
-def _reached(passes: Passes, call: Call, place: tuple[int, int], parts: Parts) -> Callable[[Tensor | None], None]:
-    def hook(gradient: Tensor | None) -> None:
-        if gradient is not None:  # a neighbour was reached
-            passes.note(call, place, gradient, parts)
-
-    return hook
 
 
 class _Hook(Untraced):

@@ -7,10 +7,9 @@ third of what recording cost). A pass that dies never ends, and leaves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from spotlights.layers import Call
 from spotlights.layers.untraced import Untraced
+from spotlights.memory.slots import Rows
 
 _HELD_BYTES = 32 << 20
 """What is noted may take so much memory; then it is copied before the pass ends."""
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     columns: Mapping[str, np.ndarray]
 
 
-Parts = dict[Any, Part]
+Parts = dict["PassedLayer", Part]
 """By layer."""
 
 
@@ -46,7 +46,7 @@ class Met:
 
     def reach(self, output: int, gradient: Tensor) -> None:
         """The pass has reached one of the tensors that the module returned."""
-        self._gradients[output] = gradient.detach()
+        self._gradients[output] = gradient
 
     @property
     def whole(self) -> bool:
@@ -62,83 +62,93 @@ class Met:
         return self._call.errors(self._gradients)
 
 
-class Seen(NamedTuple):
-    """A layer's part of a call. The tensors are the user's own, not copies."""
+class Standing(NamedTuple):
+    """How a layer's gradient stood when a pass began."""
 
-    met: Met
-    part: Part
+    gradient: Tensor | None
+    version: int | None
 
 
 @runtime_checkable
-class LayerPass(Protocol):
-    """What a layer does with its part of a pass."""
+class PassedLayer(Protocol):
+    """What a layer does in a pass."""
 
-    def note(self, seen: Seen) -> None: ...
+    def before_pass(self) -> Standing:
+        """A pass begins that may reach the layer."""
+        ...
 
-    def copy(self, *, ended: bool) -> None:
-        """Copies what was noted; as long as the pass has not ended, only calls that have been met as a whole."""
+    def copy(self, met: Met, part: Part) -> Rows:
+        """The slots of one call."""
+        ...
 
-    def end(self) -> None:
+    def after_pass(self, before: Standing, rows: list[Rows]) -> None:
         """The pass has succeeded."""
 
 
-@dataclass
 class _Open:
     """A pass that is under way."""
 
-    layers: dict[Any, LayerPass] = field(default_factory=dict)
-    met: dict[Call, Met] = field(default_factory=dict)
+    def __init__(self, layers: Iterable[PassedLayer]) -> None:
+        self.before = {layer: layer.before_pass() for layer in layers}
+        self.met: dict[Call, tuple[Met, Parts]] = {}
+        self.rows: dict[PassedLayer, list[Rows]] = {}
+
+    def copy(self, *, ended: bool) -> None:
+        """As long as the pass has not ended, only calls that have been met as a whole."""
+        due = [call for call, (met, _) in self.met.items() if ended or met.whole]
+        for call in due:  # one by one: each lets go of what it held
+            met, parts = self.met.pop(call)
+            for layer, part in parts.items():
+                self.rows.setdefault(layer, []).append(layer.copy(met, part))
+
+    def end(self) -> None:
+        self.copy(ended=True)
+        for layer, rows in self.rows.items():
+            layer.after_pass(self.before[layer], rows)
 
 
 class Passes:
     """The backward passes that are under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Iterable[PassedLayer]) -> None:
+        self._layers = list(layers)
         self._open: dict[int, _Open] = {}
         self._held = 0
         self.note = Untraced(self._note)
 
-    def _note(self, call: Call, place: tuple[int, int], gradient: Tensor, parts: Parts) -> None:
+    def _note(self, call: Call, place: tuple[int, int], parts: Parts, gradient: Tensor | None) -> None:
         """Called during a backward pass, when it reaches a tensor that a module has returned.
 
         Args:
             call: the call that returned it.
             place: which one it is, of how many.
-            gradient: what the pass brings.
             parts: the layers that this is about.
+            gradient: what the pass brings; None if it reaches a neighbour alone.
         """
+        if gradient is None:
+            return
         task = torch._C._current_graph_task_id()
         under_way = self._open.get(task)
         if under_way is None:
-            under_way = self._open[task] = _Open()
+            under_way = self._open[task] = _Open(self._layers)
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
         which, outputs = place
-        met = under_way.met.get(call)
-        if met is None:
-            met = under_way.met[call] = Met(call, outputs)
-            for layer, part in parts.items():
-                own = under_way.layers.get(layer)
-                if own is None:
-                    own = under_way.layers[layer] = layer.begin_pass()
-                own.note(Seen(met, part))
+        if call not in under_way.met:
+            under_way.met[call] = Met(call, outputs), parts
             self._held += call.nbytes
-        met.reach(which, gradient)
+        under_way.met[call][0].reach(which, gradient)
         self._held += gradient.nbytes
         if self._held > _HELD_BYTES:
-            self._copy(under_way, ended=False)
-
-    def _copy(self, under_way: _Open, *, ended: bool) -> None:
-        self._held = 0
-        with torch.no_grad():
-            for part in under_way.layers.values():
-                part.copy(ended=ended)
-        under_way.met = {call: met for call, met in under_way.met.items() if not met.whole}
+            self._held = 0
+            with torch.no_grad():
+                under_way.copy(ended=False)
 
     def _end(self, task: int) -> None:
-        under_way = self._open.pop(task, _Open())
-        self._copy(under_way, ended=True)
-        for part in under_way.layers.values():
-            part.end()
+        under_way = self._open.pop(task, None)
+        self._held = 0
+        if under_way is not None:
+            with torch.no_grad():
+                under_way.end()
 
     def clear(self) -> None:
         """Forgets the passes that never ended."""

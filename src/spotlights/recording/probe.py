@@ -1,7 +1,7 @@
 """The probe: which blocks of the gradients are kept with a step, to be compared with what its slots explain.
 
-One block of some output units by some input features of each weight, other ones at each step, so that all have their
-turn. Here they are only cut out; the comparison is `memory.gradient_block.compare`, in the writer's own time.
+One block of some output units by some input features of each weight, other ones after some steps, so that all have
+their turn. Here they are only cut out; the comparison is `memory.gradient_block.compare`, in the writer's own time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from spotlights.layers import LinearMap
 from spotlights.memory.gradient_block import FEATURES, UNITS, GradientBlock, Part
+
+_STAYS = 16
+"""Steps that look at the same block: the writer compares them at once."""
 
 
 class Probe:
@@ -35,13 +38,15 @@ class Probe:
         self._turn += 1
         found: dict[str, GradientBlock] = {}
         used = False
-        units = self._units[self._turn % len(self._units)]
+        turn = self._turn // _STAYS
+        units = self._units[turn % len(self._units)]
         for name, gradient in gradients.items():
             at = (units,)
             if name in self._features:
-                at = (units, self._features[name][self._turn % len(self._features[name])])
+                blocks = self._features[name]
+                at = (units, blocks[(turn + turn // len(self._units)) % len(blocks)])
             seen = self._numbers(gradient, at, loss_scale)
-            if not seen.any():
+            if not (seen.size and seen.item(0)) and not seen.any():
                 if not bool(gradient.any()):
                     found[name] = GradientBlock(seen, None)
                     continue
@@ -69,10 +74,12 @@ class Probe:
 
     def _numbers(self, gradient: Float[Tensor, "..."], at: tuple[Part, ...], loss_scale: float) -> np.ndarray:
         # numpy: for so few numbers, most of the time of a torch operation is its call.
+        if gradient.requires_grad:
+            gradient = gradient.detach()
         if gradient.is_cpu and gradient.dtype == self._dtype:
-            part = gradient.detach().numpy()[at].copy()
+            part = gradient.numpy()[at].copy()
         else:
-            part = gradient.detach()[at].to("cpu", self._dtype).numpy().copy()
+            part = gradient[at].to("cpu", self._dtype).numpy().copy()
         return part if loss_scale == 1.0 else part / part.dtype.type(loss_scale)
 
 

@@ -13,7 +13,6 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,11 +32,11 @@ from spotlights.layers.untraced import Untraced, compiled_graphs
 from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.memory.folded_writer import FoldedWriter
-from spotlights.memory.gradient_block import GradientBlock
 from spotlights.memory.manifest import FILE, FoldEntry
 from spotlights.memory.ranks import rank_directory
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import LayerStep, Rows, StepRecord, plain, state_tensor
+from spotlights.memory.sampling import Draw, Sample
+from spotlights.memory.slots import LayerStep, StepRecord, plain, state_tensor
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
 from spotlights.optimizers import WEIGHTS, rule_for
@@ -61,6 +60,9 @@ def record(
     errors: bool = True,
     fold: str | None = None,
     fold_from: int = 0,
+    sample: float = 1.0,
+    sample_steps: float = 1.0,
+    recurrent: str = "torch",
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -81,6 +83,14 @@ def record(
             text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
         fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
             `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
+        sample: the probability with which each slot (a token, a position of a convolution) is kept, for runs too large
+            to keep whole: 0.1 keeps a tenth. Totals, contributions and influence are then estimates, with standard
+            errors; weights, masks and verify need all slots. Contributions under sampling need SGD.
+        sample_steps: the same for whole steps; the step log is kept of all.
+        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the
+            same to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a
+            second time; training is the same to rounding, not to the bit. What it does not do is left to torch
+            (docs/layers.md).
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -95,6 +105,18 @@ def record(
         raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
     if fold and dtype == "int8":
         raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
+    for name, share in (("sample", sample), ("sample_steps", sample_steps)):
+        if not 0 < share <= 1:
+            raise SettingError(f"{name}={share}: give a probability above 0; 1 keeps all.")
+    sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
+    if fold and sampled:
+        raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
+    if recurrent not in ("torch", "own"):
+        raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
+    if recurrent == "own" and (not errors or fold):
+        raise SettingError(
+            'recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.'
+        )
     return Recorder(
         model,
         optimizer,
@@ -103,20 +125,12 @@ def record(
         dtype=dtype,
         errors=errors and fold is None,
         fold=None if fold is None else FoldEntry(fold, fold_from),
+        sample=sampled,
+        own_lstm=recurrent == "own",
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
     )
-
-
-@dataclass(frozen=True)
-class _Staged:
-    """A layer's part of a step that the optimizer is about to take."""
-
-    rows: list[Rows]
-    gradients: dict[str, GradientBlock]
-    moved: bool
-    rule: dict[str, list[float]]
 
 
 class Recorder:
@@ -132,6 +146,8 @@ class Recorder:
         dtype: str,
         errors: bool,
         fold: FoldEntry | None,
+        sample: Sample | None,
+        own_lstm: bool,
         resume: bool,
         overwrite: bool,
         segment_bytes: int,
@@ -148,6 +164,7 @@ class Recorder:
         self._chosen = patterns is not None
         self._errors = errors
         self._fold = fold
+        self._sample = sample
         self._first_step = 0 if fold is None else fold.from_step
         self._dtype = dtype
         self._resume = resume
@@ -163,8 +180,9 @@ class Recorder:
             errors=errors,
             pool=self._pool,
             turned=errors and fold is None,
+            own_lstm=own_lstm,
         )
-        self._passes = Passes()
+        self._passes = Passes(self._layers.values())
         self._handles: list[Handle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
@@ -175,7 +193,8 @@ class Recorder:
         self._warned_unseen = False
         self._seen = False
         """A slot has been recorded."""
-        self._staged: dict[str, _Staged] = {}
+        self._staged: dict[str, LayerStep] = {}
+        """The step that the optimizer is about to take."""
         self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
@@ -254,6 +273,7 @@ class Recorder:
             "layers": entries,
             "errors": self._errors,
             "fold": self._fold,
+            "sample": self._sample,
             "optimizer": optimizer,
             "ranks": self._processes.count,
         }
@@ -370,7 +390,8 @@ class Recorder:
                     )
                 if not rows and gradients is not None:
                     unseen.append(layer)
-                self._staged[name] = _Staged(rows, gradients or {}, layer.moved(), rule)
+                compared = gradients if gradients is not None and self._errors else {}
+                self._staged[name] = LayerStep(rows, compared, layer.moved(), rule)
             self._state = self._due_state()
         self._seen |= any(staged.rows for staged in self._staged.values())
         if unseen:
@@ -403,8 +424,8 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of what the rule needs of the optimizer's state, now and then."""
         assert self._writer is not None
-        if not self.step or self._processes.rank or not self._writer.starts_segment:
-            return {}
+        if not self.step or self._processes.rank or not self._writer.starts_segment or self._sample:
+            return {}  # of a sample, P cannot be found again
         held: dict[str, Tensor] = {}
         for name, staged in self._staged.items():
             for parameter_name, logged in staged.rule.items():
@@ -424,16 +445,12 @@ class Recorder:
         if not self._staged or (skipped is not None and float(skipped) != 0.0):
             self._staged = {}
             return
-        layers = {}
+        layers = self._staged
         with torch.no_grad():
-            for name, staged in self._staged.items():
-                layers[name] = LayerStep(
-                    staged.rows,
-                    staged.gradients if self._errors else {},
-                    staged.moved,
-                    staged.rule,
-                    self._layers[name].settle(),
-                )
+            for name, staged in layers.items():
+                staged.samples = self._layers[name].settle()
+        if self._sample is not None:
+            layers = self._thinned(layers, self._sample)
         state, self._staged, self._state = self._state, {}, {}
         self._batch = Batch(fold=self._fold is not None)
         self._was_paused = self._paused > 0
@@ -443,6 +460,18 @@ class Recorder:
         if self._writer.failure is not None:
             self._unhook()
             self._warn_stopped(self._writer.failure)
+
+    def _thinned(self, layers: dict[str, LayerStep], sample: Sample) -> dict[str, LayerStep]:
+        """What a sample keeps of a step."""
+        assert self._writer is not None
+        manifest = self._writer.manifest
+        seed = int(manifest.run, 16) if manifest.run else manifest.seed or 0
+        draw = Draw(sample, seed, self.step, self._processes.rank)
+        kept = {name: step.thinned(draw, manifest.layers[name]) for name, step in layers.items()}
+        for step in layers.values():
+            for rows in step.rows:
+                rows.give_back(self._pool)
+        return kept
 
     def _unhook(self) -> None:
         for handle in self._handles:

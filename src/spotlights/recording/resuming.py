@@ -24,20 +24,20 @@ def matching_step(reader: MemoryReader, settings: Mapping[str, Any], samples: Sa
 
     Args:
         reader: the memory.
-        settings: what the manifest would say of this recording: layers, errors, fold, optimizer, ranks.
+        settings: what the manifest would say of this recording: layers, errors, fold, sample, optimizer, ranks.
         samples: entries of the model's weights.
     """
     path, manifest = reader.directory, reader.manifest
     theirs, ours = (
-        (_settings(held), errors, _fold(fold))
-        for held, errors, fold in (
-            (manifest.layers, manifest.errors, manifest.fold),
-            (settings["layers"], settings["errors"], settings["fold"]),
+        (_settings(held), errors, _fold(fold), sample)
+        for held, errors, fold, sample in (
+            (manifest.layers, manifest.errors, manifest.fold, manifest.sample),
+            (settings["layers"], settings["errors"], settings["fold"], settings["sample"]),
         )
     )
     if theirs != ours:
         raise ResumeError(
-            f"{path} was recorded with other layers or settings. It has (layers, errors, fold): {theirs}; this "
+            f"{path} was recorded with other layers or settings. It has (layers, errors, fold, sample): {theirs}; this "
             f"recording has: {ours}. Record to another path."
         )
     if manifest.optimizer != settings["optimizer"]:

@@ -66,6 +66,7 @@ class Masks:
     """Answers of a network under masks; prepared once, then quick."""
 
     def __init__(self, memory: sl.Memory, model: nn.Module, columns: list[str], cells: int) -> None:
+        memory._view.reader.need_all_slots("Masks need")
         # A copy: while it computes with other weights, nobody else must see them.
         self._memory, self._model = memory, copy.deepcopy(model).eval()
         self._names = _parameter_names(memory, self._model)

@@ -69,7 +69,7 @@ class Measured:
         """In a word or two, what the note explains."""
         part = self.parts[0]
         reasons = {
-            "estimate": self.kind.estimate,
+            "estimate": self.kind.estimate or part.sample is not None,
             "first order": not self.exact,
             "approximate": part.layer.storage.name in ("float16", "int8"),
             self.kernel: self.kernel != "dot",

@@ -36,7 +36,14 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
     if by_example:
         *totals, examples = seen.totals(*opened.groups, "example")
         # For and against in one search: the largest values, and the largest of their opposites.
-        both = replace(examples, values=torch.cat([examples.values, -examples.values])) if signed else examples
+        both = examples
+        if signed:
+            errors = examples.standard_errors
+            both = replace(
+                examples,
+                values=torch.cat([examples.values, -examples.values]),
+                standard_errors=None if errors is None else torch.cat([errors, errors]),
+            )
         found = top_of(measure, both, wanted.top, largest=True)
         top = _rows(explorer, found, measure.what)
         bottom = _rows(explorer, found, measure.what, query=1, sign=-1.0) if signed else None

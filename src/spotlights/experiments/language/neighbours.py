@@ -97,7 +97,7 @@ def longest_suffixes(
     """The k positions whose text before them agrees longest with a context; chance decides between equals."""
     generator = np.random.default_rng(seed)
     text = train.numpy()[:-1]  # the last token has none after it
-    order = np.argsort(text, kind="stable")
+    everywhere, order = np.arange(len(text)), np.argsort(text, kind="stable")
     edges = np.searchsorted(text, np.arange(text.max() + 2), sorter=order)
     found = np.empty((len(contexts), k), np.int64)
     for row, context in enumerate(contexts.numpy()):
@@ -111,9 +111,10 @@ def longest_suffixes(
                 break
             agreeing.append(alive)
         chosen: list[int] = []
-        for some in [*reversed(agreeing), np.arange(len(text))]:
-            fresh = some if not chosen else np.setdiff1d(some, chosen)
-            chosen += generator.permutation(fresh)[: k - len(chosen)].tolist()
+        for some in [*reversed(agreeing), everywhere]:
+            # k of them are enough, also if all that were chosen before are drawn again
+            drawn = generator.choice(some, size=min(k, len(some)), replace=False).tolist()
+            chosen += [position for position in drawn if position not in chosen][: k - len(chosen)]
             if len(chosen) == k:
                 break
         found[row] = chosen

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ def evaluate(
     same: int = 0,
     mislabelled: bool = True,
     removals: int = 0,
+    methods: Sequence[str] = tuple(METHODS),
     quick: bool = False,
 ) -> Truth:
     """Records, retrains, asks and compares.
@@ -105,10 +106,14 @@ def evaluate(
         same: networks retrained with the recorded run's initial weights and order.
         mislabelled: also flip labels, and look for them.
         removals: test images for which the top examples are dropped and the network is retrained.
+        methods: which of the memory's own answers to ask for; exact contributions under Adam take long.
         quick: make everything small: to see that it works.
     """
     if retrains < 4:
         raise SettingError(f"retrains={retrains}: give at least 4; a correlation over fewer says nothing.")
+    unknown = sorted(set(methods) - set(METHODS))
+    if unknown:
+        raise SettingError(f"methods: {', '.join(unknown)}. There are: {', '.join(METHODS)}.")
     setting = setting_named(name, quick=quick)
     data = prepare(setting)
     folder = out / setting.name
@@ -119,7 +124,7 @@ def evaluate(
     other = retrained(folder, setting, data, kind="again", count=again) if again else None
     alike = retrained(folder, setting, data, kind="same", count=same) if same else None
     with stage("asking"):
-        refused = _ask_all(data, recorded, folder)
+        refused = _ask_all(data, recorded, folder, methods)
     members = halves(retrains, len(data))
     # The first half of both was for choosing; the second has not been looked at.
     rest, later = slice(setting.test_images // 2, None), slice(retrains // 2, None)
@@ -157,10 +162,10 @@ def evaluate(
     return found
 
 
-def _ask_all(data: Data, recorded: Recorded, folder: Path) -> list[str]:
+def _ask_all(data: Data, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
     """Asks what has not been asked before; returns what this memory cannot answer, in sentences."""
     refused = []
-    for method in METHODS:
+    for method in methods:
         if not _path(folder, method).exists():
             try:
                 keep_answer(folder, ask(method, data, recorded))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,10 +23,14 @@ MEMORY, MODEL, SECONDS = "run.memory", "model.safetensors", "seconds.txt"
 class Recorded:
     """A trained network and its memory."""
 
-    memory: sl.Memory
+    folder: Path
     model: nn.Module
     seconds: float
     """Of training with recording."""
+
+    @cached_property
+    def memory(self) -> sl.Memory:
+        return sl.open(self.folder / MEMORY)
 
 
 def optimizer_of(setting: Setting, model: nn.Module) -> torch.optim.Optimizer:
@@ -65,7 +70,7 @@ def record(setting: Setting, data: Data, folder: Path, seed: int = 0) -> Recorde
         save_file(model.state_dict(), folder / MODEL)
     model = initial_network(setting, seed)
     model.load_state_dict(load_file(folder / MODEL))
-    return Recorded(sl.open(folder / MEMORY), model, float((folder / SECONDS).read_text()))
+    return Recorded(folder, model, float((folder / SECONDS).read_text()))
 
 
 def ask_about(data: Data, recorded: Recorded) -> sl.attention.Spotlights:
