@@ -9,7 +9,7 @@ from safetensors import safe_open
 from torch import nn
 
 import spotlights as sl
-from spotlights.memory.storage import BufferPool, joined, storage_named
+from spotlights.memory.storage import BufferPool, _largest_half, joined, storage_named
 from training import CLASSES, FEATURES, assert_exact, column, examples, fill, network, sgd, state, train
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "int8": 0.5 / 127}
@@ -205,3 +205,14 @@ def test_rows_of_steps_that_are_alike_become_one_piece():
         for block in blocks:
             pool.give(block)
     assert len(joined([pool.take(torch.Size((128, 8)), torch.float32, "errors") for _ in range(16)])) <= 6
+
+
+@given(
+    st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False).map(float), min_size=1, max_size=20),
+    st.sampled_from([None, float("inf"), float("-inf"), float("nan")]),
+)
+def test_the_largest_half_is_found_by_its_bits(numbers, odd):
+    stored = torch.tensor([numbers], dtype=torch.float16)
+    assert _largest_half(stored) == max(map(abs, numbers))
+    if odd is not None:
+        assert not _largest_half(torch.tensor([[*numbers, odd]], dtype=torch.float16)) < float("inf")

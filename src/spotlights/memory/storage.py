@@ -158,7 +158,7 @@ class Float16(Storage):
         stored = pool.take(rows.shape, self.dtype, use)
         if like is not None and rows.numel():
             # Looking at what came out costs half of looking at what goes in, and nothing before it.
-            largest = _largest(self._fill(stored, rows, like, pool))
+            largest = _largest_half(self._fill(stored, rows, like, pool))
             if _SMALLEST <= largest < math.inf:
                 return stored, _same_scale(len(rows), like)
         largest = _largest(rows) if rows.numel() else 0.0
@@ -186,6 +186,18 @@ class Float16(Storage):
 def _largest(rows: Float[Tensor, "rows features"]) -> float:
     low, high = torch.aminmax(rows)
     return max(-float(low), float(high))
+
+
+def _largest_half(stored: Shaped[Tensor, "rows features"]) -> float:
+    """The largest size of a float16 number; no finite one if there is an infinity or a NaN.
+
+    By the bits, which are in the order of the sizes, first those of the positive numbers: several times as quick as
+    comparing numbers for which the processor has no instructions.
+    """
+    bits = stored.numpy().reshape(-1).view(np.int16)
+    positive, any_sign = bits.max(), bits.view(np.uint16).max()
+    largest = max(int(positive), int(any_sign) & 0x7FFF)
+    return float(np.array(largest, np.uint16).view(np.float16))
 
 
 @lru_cache(maxsize=256)
