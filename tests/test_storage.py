@@ -9,7 +9,7 @@ from safetensors import safe_open
 from torch import nn
 
 import spotlights as sl
-from spotlights.memory.storage import BufferPool, _largest_half, joined, storage_named
+from spotlights.memory.storage import BufferPool, joined, storage_named
 from training import CLASSES, FEATURES, assert_exact, column, examples, fill, network, sgd, state, train
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "int8": 0.5 / 127}
@@ -179,14 +179,14 @@ def test_smaller_types_do_not_depend_on_the_default_type_of_torch(tmp_path, dtyp
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([1, 128, 256])), max_size=40), st.randoms())
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([1, 128, 2048])), max_size=40), st.randoms())
 def test_rows_taken_from_the_pool_are_the_same_when_joined(takes, chance):
     pool = BufferPool(1 << 20)
     for _ in range(3):
         taken = {"a": [], "b": []}
         for use, rows in takes:
             block = pool.take(torch.Size((rows, 8)), torch.float32, use)
-            assert block.data_ptr() % 4096 == 0
+            assert rows < 2048 or block.data_ptr() % 4096 == 0
             taken[use].append(block.copy_(torch.full((rows, 8), chance.random())))
         for blocks in taken.values():
             pieces = joined(blocks)
@@ -205,14 +205,3 @@ def test_rows_of_steps_that_are_alike_become_one_piece():
         for block in blocks:
             pool.give(block)
     assert len(joined([pool.take(torch.Size((128, 8)), torch.float32, "errors") for _ in range(16)])) <= 6
-
-
-@given(
-    st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False).map(float), min_size=1, max_size=20),
-    st.sampled_from([None, float("inf"), float("-inf"), float("nan")]),
-)
-def test_the_largest_half_is_found_by_its_bits(numbers, odd):
-    stored = torch.tensor([numbers], dtype=torch.float16)
-    assert _largest_half(stored) == max(map(abs, numbers))
-    if odd is not None:
-        assert not _largest_half(torch.tensor([[*numbers, odd]], dtype=torch.float16)) < float("inf")

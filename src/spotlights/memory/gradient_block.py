@@ -138,12 +138,13 @@ def _numbers(calls: Sequence[tuple[Tensor | None, Tensor | None]], part: Part) -
     first, scale = calls[0]
     assert first is not None
     shape, strides = (len(calls), *first.shape), (first.shape[0] * first.stride(0), *first.stride())
-    numbers = first.as_strided(shape, strides).numpy()[..., part]
+    numbers = first.as_strided(shape, strides)[..., part]
     if scale is None:
-        return numbers
+        return numbers.numpy()
     alike = all(other is scale for _, other in calls)
     scales = scale.numpy() if alike else np.stack([each.numpy() for _, each in calls if each is not None])
-    return numbers.astype(np.float32) * scales[..., None]
+    # torch: numpy takes ten times as long for float16. So few numbers it computes in this thread.
+    return numbers.float().numpy() * scales[..., None]
 
 
 def _within_groups(units: Part, features: Part, entry: LayerEntry) -> Iterator[tuple[Part, Part]]:

@@ -21,8 +21,10 @@ from torch import Tensor
 from spotlights.errors import SettingError
 
 _PAGE = 4096
-_JOINED_BYTES = 4 << 20
-"""So much lies one behind the other at most."""
+DIRECT_BYTES = 64 << 10
+"""What is smaller is copied together before it is written, and may lie anywhere."""
+_JOINED, _JOINED_BYTES = 64, 4 << 20
+"""So many blocks, and so much, lie one behind the other at most."""
 _SMALLEST = 0.25
 """Rows whose largest stored number is below this would lose digits of the small ones: float16 ends at 2⁻²⁴."""
 
@@ -30,10 +32,10 @@ _SMALLEST = 0.25
 class BufferPool:
     """Room for rows, used again and again: asking the system for fresh memory costs more than a copy.
 
-    All of it starts at a page, so that it can be written to disk from where it is. Blocks of whole pages that are taken
-    for one use lie one behind the other, as far as they can, so that the rows of many steps are one piece (`joined`):
-    what is given back first is taken first. The training thread takes, the writer's thread gives back; a deque's ends
-    are safe for both.
+    What is large starts at a page, so that it can be written to disk from where it is. Blocks that are taken for one
+    use lie one behind the other, as far as they can, so that the rows of many steps are one piece (`joined`): what is
+    given back first is taken first. The training thread takes, the writer's thread gives back; a deque's ends are safe
+    for both.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -62,8 +64,10 @@ class BufferPool:
     def _make(self, shape: torch.Size, dtype: torch.dtype, use: object) -> Shaped[Tensor, "..."]:
         key, nbytes = (shape, dtype, use), shape.numel() * dtype.itemsize
         # As many again as there are: a shape that comes but once gets a single one.
-        count = 1 if nbytes == 0 or nbytes % _PAGE else max(1, min(self._made.get(key, 0), _JOINED_BYTES // nbytes))
-        self._made[key] = self._made.get(key, 0) + count
+        made = self._made.get(key, 0)
+        together = nbytes > 0 and (nbytes % _PAGE == 0 or nbytes < DIRECT_BYTES)
+        count = max(1, min(made, _JOINED, _JOINED_BYTES // nbytes)) if together else 1
+        self._made[key] = made + count
         room = torch.empty(count * nbytes + _PAGE, dtype=torch.uint8)
         start = -room.data_ptr() % _PAGE
         blocks = [room[start + i * nbytes : start + (i + 1) * nbytes].view(dtype).view(shape) for i in range(count)]
@@ -158,7 +162,7 @@ class Float16(Storage):
         stored = pool.take(rows.shape, self.dtype, use)
         if like is not None and rows.numel():
             # Looking at what came out costs half of looking at what goes in, and nothing before it.
-            largest = _largest_half(self._fill(stored, rows, like, pool))
+            largest = _largest(self._fill(stored, rows, like, pool))
             if _SMALLEST <= largest < math.inf:
                 return stored, _same_scale(len(rows), like)
         largest = _largest(rows) if rows.numel() else 0.0
@@ -186,18 +190,6 @@ class Float16(Storage):
 def _largest(rows: Float[Tensor, "rows features"]) -> float:
     low, high = torch.aminmax(rows)
     return max(-float(low), float(high))
-
-
-def _largest_half(stored: Shaped[Tensor, "rows features"]) -> float:
-    """The largest size of a float16 number; no finite one if there is an infinity or a NaN.
-
-    By the bits, which are in the order of the sizes, first those of the positive numbers: several times as quick as
-    comparing numbers for which the processor has no instructions.
-    """
-    bits = stored.numpy().reshape(-1).view(np.int16)
-    positive, any_sign = bits.max(), bits.view(np.uint16).max()
-    largest = max(int(positive), int(any_sign) & 0x7FFF)
-    return float(np.array(largest, np.uint16).view(np.float16))
 
 
 @lru_cache(maxsize=256)

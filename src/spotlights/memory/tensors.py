@@ -22,13 +22,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
+from spotlights.memory.storage import DIRECT_BYTES
 
 _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int8": "I8"}
 _DTYPES = {code: getattr(torch, name) for name, code in _CODES.items()}
 _PAGE = 4096
 _BUFFER_BYTES = 1 << 20
-_DIRECT_BYTES = 64 << 10
-"""Smaller pieces are copied together: one write of many costs less than many."""
 _WRITE_BYTES = 8 << 20
 
 
@@ -100,7 +99,7 @@ class _Stream:
     def write(self, piece: np.ndarray) -> None:
         address = piece.__array_interface__["data"][0]
         self._size += len(piece)
-        if len(piece) >= _DIRECT_BYTES and address % _PAGE == 0 and self._filled % _PAGE == 0:
+        if len(piece) >= DIRECT_BYTES and address % _PAGE == 0 and self._filled % _PAGE == 0:
             if self._filled:
                 self._empty()
             whole = len(piece) // _PAGE * _PAGE
