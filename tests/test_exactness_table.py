@@ -40,11 +40,11 @@ def test_every_optimizer_and_every_layer_was_measured():
     assert not {pair for pair in inexact if pair[0] != "Muon"}
 
 
-# Every layer with some optimizer, and every optimizer with some layer; all pairs are measured by `make docs`.
+# Some layers, each with some optimizer; all pairs are measured by `make docs`, all layers tested in test_layers.py.
 PAIRS = [
     (list(exactness.OPTIMIZERS)[at % (len(exactness.OPTIMIZERS) - 1)], layer)
     for at, layer in enumerate(exactness.LAYERS)
-]
+][::3]
 
 
 @pytest.mark.parametrize(("optimizer", "layer"), [*PAIRS, ("Muon", "Linear")])

@@ -62,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def page(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, quick_figures: None) -> Path:
     out = tmp_path_factory.mktemp("page")
     done = CliRunner().invoke(app, ["report", str(runs["mnist-continual-0"]), "--out", str(out)])
     assert done.exit_code == 0, done.output
