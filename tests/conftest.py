@@ -12,6 +12,15 @@ if "SPOTLIGHTS_DATA" not in os.environ and BESIDE.is_dir():
     os.environ["SPOTLIGHTS_DATA"] = str(BESIDE)
 
 
+LONGEST = ("report", "explorer_page", "update_rules", "layers", "networks_experiments", "memory_format", "crash_safety")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: a file is the work of one process, and none should be left with a long one at the end."""
+    names = [f"test_{name}.py" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
+
+
 @pytest.fixture(scope="module")
 def quick_figures() -> Iterator[None]:
     """Figures whose labels do not look for room: half of the time that drawing takes. test_figures.py looks at them."""
