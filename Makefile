@@ -17,7 +17,7 @@ demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memor
 
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
 chromium:

@@ -16,7 +16,7 @@ LONGEST = ("report", "explorer_page", "update_rules", "layers", "networks_experi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: a file is the work of one process, and none should be left with a long one at the end."""
+    """The longest files first: each is the work of one process, and none should be left with one at the end."""
     names = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
