@@ -7,6 +7,7 @@ BIN := .venv/bin
 STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
+
 .PHONY: help demo test lint docs clean chromium
 
 help:  ## this list
@@ -15,9 +16,13 @@ help:  ## this list
 demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memory, explain three test images
 	$(BIN)/spotlights demo
 
+# Some of it once more with every annotated shape and type checked at every call, which takes three times as long.
+SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
+SHAPED := $(addprefix tests/test_,$(addsuffix .py,recording attention contributions layer_adapters influence passages folding))
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SHAPES) $(SHAPED)
 
 # The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
 chromium:
