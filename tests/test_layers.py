@@ -197,13 +197,14 @@ def test_a_convolution_has_a_slot_for_each_position_and_columns_of_its_example()
     assert len({row["example"] for row in found[:16]}) == 1
 
 
-def test_patches_of_data_that_come_again_are_stored_once():
-    model = fill(nn.Sequential(nn.Conv2d(1, 2, 3))).double()
+def test_inputs_that_come_again_are_stored_once_and_patches_as_they_come():
+    """A patch is small: looking for it among all others would cost more than keeping it."""
     inputs = torch.zeros(3, 1, 6, 6, dtype=torch.float64)
     inputs[:, 0, 0, 0] = torch.arange(3)
-    memory, _ = recorded(model, inputs, OPTIMIZERS["sgd"])
-    assert memory.layers["0"].slots == STEPS * 2 * 16
-    assert memory.layers["0"].distinct_keys <= 3
+    patches, _ = recorded(fill(nn.Sequential(nn.Conv2d(1, 2, 3))).double(), inputs, OPTIMIZERS["sgd"])
+    assert patches.layers["0"].distinct_keys == patches.layers["0"].slots == STEPS * 2 * 16
+    rows, _ = recorded(fill(nn.Sequential(nn.Linear(36, 2))).double(), inputs.flatten(1), OPTIMIZERS["sgd"])
+    assert rows.layers["0"].distinct_keys <= 3 < rows.layers["0"].slots
 
 
 def test_a_transposed_weight_is_exact_under_muon(tmp_path: Path):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -649,3 +650,22 @@ def test_whoever_chooses_layers_is_not_warned_of_the_others(tmp_path, caplog):
     with caplog.at_level("INFO", logger="spotlights"), sl.record(model, sgd(model), tmp_path / "b"):
         pass
     assert "100 % of 57 trained parameters are recorded." in caplog.text
+
+
+def test_the_threads_of_torch_stay_as_they_were(tmp_path: Path):
+    """The writer computes in its own thread alone: that must hold for no other one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        model = network()
+        optimizer = sgd(model)
+        with sl.record(model, optimizer, _memory(tmp_path)) as recorder:
+            train(model, optimizer, 2, recorder)
+            recorder.flush()
+            started_later: list[int] = []
+            thread = threading.Thread(target=lambda: started_later.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            assert (torch.get_num_threads(), started_later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)

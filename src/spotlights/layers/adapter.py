@@ -170,6 +170,9 @@ class LayerAdapter(ModuleAdapter):
     transposed: ClassVar[bool] = False
     """The weight is kept as `(in_features, out_features)`."""
 
+    looked_up: ClassVar[bool] = True
+    """Keys that are data are looked for among those that were met before, and kept once."""
+
     # -- the parameters ----------------------------------------------------------------------
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
@@ -243,7 +246,7 @@ class _WholeCall(Call):
         self._module = module
         self._inputs = inputs
         self._lead = adapter.lead(module, inputs, output)
-        self.may_repeat = not inputs.requires_grad
+        self.may_repeat = adapter.looked_up and not inputs.requires_grad
         self.nbytes = inputs.nbytes
 
     def leads(self) -> Mapping[str, Sequence[int]]:

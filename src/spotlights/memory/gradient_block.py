@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Part = slice
 UNITS, FEATURES = 16, 16
 """A block has at most so many."""
+_AT_ONCE = 16384
+"""Steps are compared together as long as their slots are fewer: more would not fit into the cache."""
 Entries = Mapping[str, Float[np.ndarray, "steps _entries"]]
 """By parameter: entries of its gradients, or of what slots explain of them."""
 
@@ -63,7 +66,7 @@ def _alike(log: Sequence[LayerStep]) -> Iterator[list[LayerStep]]:
     """The steps, in runs that can be compared at once: one call each, one behind the other, and the same block."""
     run: list[LayerStep] = []
     for step in log:
-        if run and not _goes_on(run[-1], step):
+        if run and not (_goes_on(run[-1], step) and len(run) * len(step.rows[0]) < _AT_ONCE):
             yield run
             run = []
         run.append(step)
@@ -118,33 +121,38 @@ def explain(steps: Sequence[LayerStep], entry: LayerEntry) -> dict[str, np.ndarr
     blocks = steps[0].gradients
     found = {name: np.zeros((len(steps), *block.seen.shape), block.seen.dtype) for name, block in blocks.items()}
     for call in zip(*(step.rows for step in steps), strict=True):
-        of_units, errors = None, np.empty((0, 0, 0))
+        of_units, errors = None, torch.empty(0, 0, 0)
         for name, block in blocks.items():
             if block.at is None:
                 continue
             if block.at[0] != of_units:
                 of_units, errors = block.at[0], _numbers([(r.errors, r.error_scale) for r in call], block.at[0])
             if len(block.at) == 1:
-                found[name] += np.add.reduce(errors, axis=1)
+                found[name] += errors.sum(dim=1).numpy()
+                continue
+            stored = [(r.keys, r.key_scale) for r in call]
+            if entry.groups == entry.out_features > 1:  # each unit has keys of its own
+                units, width = block.at[0], entry.in_features // entry.groups
+                keys = _numbers(stored, slice(units.start * width, units.stop * width)).unflatten(-1, (-1, width))
+                found[name] += (errors[..., None] * keys[..., block.at[1]]).sum(dim=1).numpy()
                 continue
             for units, features in _within_groups(block.at[0], block.at[1], entry):
-                keys = _numbers([(r.keys, r.key_scale) for r in call], features)
-                found[name][:, units] += errors[..., units].swapaxes(1, 2) @ keys
+                # Not numpy: its BLAS would compute many rows with threads of its own, beside those that train.
+                found[name][:, units] += (errors[..., units].mT @ _numbers(stored, features)).numpy()
     return found
 
 
-def _numbers(calls: Sequence[tuple[Tensor | None, Tensor | None]], part: Part) -> Float[np.ndarray, "steps rows part"]:
+def _numbers(calls: Sequence[tuple[Tensor | None, Tensor | None]], part: Part) -> Float[Tensor, "steps rows part"]:
     """Columns of stored rows, as numbers again; the rows of all steps lie one behind the other."""
     first, scale = calls[0]
     assert first is not None
     shape, strides = (len(calls), *first.shape), (first.shape[0] * first.stride(0), *first.stride())
     numbers = first.as_strided(shape, strides)[..., part]
     if scale is None:
-        return numbers.numpy()
+        return numbers
     alike = all(other is scale for _, other in calls)
-    scales = scale.numpy() if alike else np.stack([each.numpy() for _, each in calls if each is not None])
-    # torch: numpy takes ten times as long for float16. So few numbers it computes in this thread.
-    return numbers.float().numpy() * scales[..., None]
+    scales = scale if alike else torch.stack([each for _, each in calls if each is not None])
+    return numbers.float().mul_(scales[..., None])
 
 
 def _within_groups(units: Part, features: Part, entry: LayerEntry) -> Iterator[tuple[Part, Part]]:

@@ -23,7 +23,7 @@ from spotlights.errors import SettingError
 _PAGE = 4096
 DIRECT_BYTES = 64 << 10
 """What is smaller is copied together before it is written, and may lie anywhere."""
-_JOINED, _JOINED_BYTES = 64, 4 << 20
+_JOINED, _JOINED_BYTES = 64, 16 << 20
 """So many blocks, and so much, lie one behind the other at most."""
 _SMALLEST = 0.25
 """Rows whose largest stored number is below this would lose digits of the small ones: float16 ends at 2⁻²⁴."""

@@ -2,8 +2,8 @@
 
 Steps are collected until they make a segment, which a background thread writes, syncs, renames into its
 place and then enters in the manifest. At most two segments wait for the thread; after that `add` waits
-too, so that a slow disk slows training instead of filling the memory of the machine. The thread computes
-with numpy alone: torch would give it a pool of threads of its own, which fights with the one that trains
+too, so that a slow disk slows training instead of filling the memory of the machine. What the thread computes it
+computes by itself: torch would give it a pool of threads of its own, which fights with the one that trains
 (measured: twice the time per step).
 """
 
@@ -95,8 +95,8 @@ class KeyIndex:
             digests = list(map(operator.add, digests, scale.view("V4").tolist()))
         numbers = list(map(self._numbers.get, digests))
         fresh = []
-        for row, digest in enumerate(digests) if None in numbers else ():
-            numbers[row] = self._numbers.setdefault(digest, self._count)
+        for row in [row for row, number in enumerate(numbers) if number is None]:
+            numbers[row] = self._numbers.setdefault(digests[row], self._count)
             if numbers[row] == self._count:
                 self._count += 1
                 fresh.append(row)
@@ -274,6 +274,7 @@ class MemoryWriter:
     # -- the background thread ---------------------------------------------------------------
 
     def _run(self) -> None:
+        _compute_alone()
         while (task := self._queue.get()) is not None:
             try:
                 if self.failure is None:  # else only empty the queue: training must never wait for it
@@ -400,6 +401,15 @@ def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int)
     path = directory / "segments" / f"{next_number(directory):06d}-rank{manifest.rank}.safetensors"
     size, checksum = write_tensors(path, tensors)
     return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
+
+
+def _compute_alone() -> None:
+    """From now on, what the calling thread asks torch for is computed in it; what others ask for, as before."""
+    everyone = torch.get_num_threads()
+    torch.set_num_threads(1)  # for this thread, and for those that start later, unless another one takes it back
+    another = threading.Thread(target=torch.set_num_threads, args=(everyone,))
+    another.start()
+    another.join()
 
 
 def _rank_directories(directory: Path) -> list[Path]:
