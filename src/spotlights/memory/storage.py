@@ -125,9 +125,11 @@ class Storage(ABC):
 
     @abstractmethod
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
+        self, rows: Float[Tensor, "*lead features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         """The stored numbers, in memory taken from the pool for that use, and the scale of each row.
+
+        Rows come in whatever shape and order of memory; they are copied once.
 
         `like` is a scale used before. Rows that come again are then stored the same as before, whatever other rows they
         come with, so that they are recognised by their bytes; and a scale that still fits need not be looked for.
@@ -138,9 +140,11 @@ class _Plain(Storage):
     scaled = False
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
+        self, rows: Float[Tensor, "*lead features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        return pool.take(rows.shape, self.dtype, use).copy_(rows), None
+        stored = pool.take(_flat_shape(rows), self.dtype, use)
+        _like(stored, rows).copy_(rows)
+        return stored, None
 
 
 class Float64(_Plain):
@@ -155,39 +159,50 @@ class Float16(Storage):
     name, dtype, scaled, rounding = "float16", torch.float16, True, 2.0**-11
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
+        self, rows: Float[Tensor, "*lead features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         if rows.dtype != torch.float32 or not rows.is_cpu:
             rows = rows.to("cpu", torch.float32)
-        stored = pool.take(rows.shape, self.dtype, use)
+        stored = pool.take(_flat_shape(rows), self.dtype, use)
         if like is not None and rows.numel():
             # Looking at what came out costs half of looking at what goes in, and nothing before it.
             largest = _largest(self._fill(stored, rows, like, pool))
             if _SMALLEST <= largest < math.inf:
-                return stored, _same_scale(len(rows), like)
+                return stored, _same_scale(len(stored), like)
         largest = _largest(rows) if rows.numel() else 0.0
         scale = like if like is not None and largest == 0.0 else 1.0
         if 0 < largest < math.inf and not _SMALLEST <= largest <= 2.0**15:
             # To 2⁶ … 2⁷, so that it fits for long; 2⁻¹²⁶: the smallest scale whose inverse is no infinity.
             scale = math.ldexp(1.0, max(math.frexp(largest)[1] - 7, -126))
-        return self._fill(stored, rows, scale, pool), _same_scale(len(rows), scale)
+        return self._fill(stored, rows, scale, pool), _same_scale(len(stored), scale)
 
     def _fill(
         self,
         stored: Shaped[Tensor, "rows features"],
-        rows: Float[Tensor, "rows features"],
+        rows: Float[Tensor, "*lead features"],
         scale: float,
         pool: BufferPool,
     ) -> Shaped[Tensor, "rows features"]:
         if scale == 1.0:
-            return stored.copy_(rows)
-        scaled = torch.mul(rows, 1 / scale, out=pool.take(rows.shape, rows.dtype))
+            _like(stored, rows).copy_(rows)
+            return stored
+        scaled = pool.take(stored.shape, rows.dtype)
+        torch.mul(rows, 1 / scale, out=_like(scaled, rows))
         stored.copy_(scaled)
         pool.give(scaled)
         return stored
 
 
-def _largest(rows: Float[Tensor, "rows features"]) -> float:
+def _flat_shape(rows: Shaped[Tensor, "*lead features"]) -> torch.Size:
+    return rows.shape if rows.dim() == 2 else torch.Size((math.prod(rows.shape[:-1]), rows.shape[-1]))
+
+
+def _like(stored: Shaped[Tensor, "rows features"], rows: Shaped[Tensor, "*lead features"]) -> Shaped[Tensor, "..."]:
+    """The same memory, in the shape in which the rows come."""
+    return stored if rows.dim() == 2 else stored.view(rows.shape)
+
+
+def _largest(rows: Float[Tensor, "*lead features"]) -> float:
     low, high = torch.aminmax(rows)
     return max(-float(low), float(high))
 
@@ -202,8 +217,9 @@ class Int8(Storage):
     name, dtype, scaled, rounding = "int8", torch.int8, True, 0.5 / 127
 
     def encode(
-        self, rows: Float[Tensor, "rows features"], pool: BufferPool, use: object = None, *, like: float | None = None
+        self, rows: Float[Tensor, "*lead features"], pool: BufferPool, use: object = None, *, like: float | None = None
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
+        rows = rows.reshape(_flat_shape(rows))
         largest = torch.maximum(rows.amax(dim=1), -rows.amin(dim=1)).float().cpu().numpy()
         # numpy: for one number per row, most of the time of a torch operation is its call.
         scale = largest / np.float32(127)

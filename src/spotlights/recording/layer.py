@@ -138,11 +138,9 @@ class RecordedLayer:
         if turned:
             assert errors is not None, "turned slots need errors"
             keys, errors, may_repeat = errors, keys, False
-        keys = _flat(keys)
         stored_errors = error_scale = computed = None
         way = "turned " if turned else ""
         if errors is not None:
-            errors = _flat(errors)
             stored_errors, error_scale = self._encode(f"{way}errors", errors)
             if _coarser(errors.dtype, self.witness.dtype):
                 computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
@@ -150,7 +148,7 @@ class RecordedLayer:
         return Rows(stored_keys, key_scale, stored_errors, error_scale, columns, may_repeat, computed)
 
     def _encode(
-        self, what: str, rows: Float[Tensor, "rows features"]
+        self, what: str, rows: Float[Tensor, "*lead features"]
     ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
         """Starts from the scale that such rows had last: it most often fits again."""
         last, like = self._scales.get(what, (None, None))
@@ -223,10 +221,6 @@ class RecordedLayer:
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         return [(p.data_ptr(), p._version) for p in self.parameters.values()]
-
-
-def _flat(rows: Float[Tensor, "*lead features"]) -> Float[Tensor, "rows features"]:
-    return rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
 
 
 def _same_view(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
