@@ -21,11 +21,14 @@ class LanguageModel(nn.Module):
     def __init__(self, tokens: int, settings: LanguageSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, settings.embedding, sparse=settings.sparse)
+        if settings.initial_embedding is not None:
+            nn.init.uniform_(self.embedding.weight, -settings.initial_embedding, settings.initial_embedding)
         inputs = settings.embedding
         self.projection: nn.Module = nn.Identity()
         if settings.projection is not None:
             self.projection, inputs = nn.Linear(inputs, settings.projection), settings.projection
         self.dropout = nn.Dropout(settings.dropout)
+        self.output_dropout = nn.Dropout(settings.output_dropout)
         self.rnn = nn.LSTM(inputs, settings.hidden, batch_first=True)
         cutoffs = [cutoff for cutoff in settings.cutoffs if cutoff < tokens - 1]
         self.decoder: nn.Module = (
@@ -55,7 +58,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, ""], State]:
         """The mean surprise at the targets, in nats, and the state the LSTM is left in."""
         hidden, state = self.read(tokens, state)
-        rows = hidden.flatten(0, 1)
+        rows = self.output_dropout(hidden).flatten(0, 1)
         if isinstance(self.decoder, nn.AdaptiveLogSoftmaxWithLoss):
             return self.decoder(rows, targets.flatten()).loss, state
         return F.cross_entropy(self.decoder(rows), targets.flatten()), state

@@ -38,8 +38,12 @@ class LanguageSettings(TextSettings):
     """Then a linear layer to so many; None for none."""
     hidden: int
     """Of the one LSTM layer."""
+    initial_embedding: float | None = None
+    """Embeddings start anywhere between minus and plus this; None: as torch has it, normal with variance 1."""
     dropout: float = 0.0
     """Of the embeddings, in training."""
+    output_dropout: float = 0.0
+    """Of what the LSTM says, before the softmax."""
     cutoffs: tuple[int, ...] = ()
     """An adaptive softmax: frequent words have more weights than rare ones. Empty for a plain one."""
     sparse: bool = False
@@ -81,7 +85,9 @@ LAPTOP_WORDS = {
     "steps": 9330,
     "lr": 2e-3,
     "falls_from": 0.5,
+    "initial_embedding": 0.1,
     "dropout": 0.2,
+    "output_dropout": 0.2,
     "cutoffs": (1000, 6000),
     "sparse": True,
     "batch": 32,
