@@ -54,6 +54,11 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         sl.recrod  # noqa: B018
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "spotlights", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == sl.__version__
+
+
 # -- commands ---------------------------------------------------------------------------------
 
 
