@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 import spotlights as sl
 from spotlights.attention.unrolled import UnrolledNumbers
+from spotlights.memory.blocks import in_blocks
 
 Visits = tuple[Tensor, Tensor]
 """Values (visits, out) and keys (visits, in) of one example."""
@@ -51,7 +52,7 @@ def visits_of(memory: sl.Memory, layer: str) -> list[Visits]:
     unrolled = memory._view.unrolled(layer)
     assert isinstance(unrolled, UnrolledNumbers)
     keys, values, examples = [], [], []
-    for block in reader.blocks(memory._view.selection, 4096):
+    for block in in_blocks(reader, memory._view.selection, 4096):
         keys.append(torch.cat([rows.rows.double() for rows in block.keys()]))  # noqa: SIM118
         errors = torch.cat([rows.rows.double() for rows in block.errors()])
         values.append(errors * unrolled.weight[block.column("step")][:, None])

@@ -23,6 +23,7 @@ from torch import Tensor
 import spotlights as sl
 from spotlights.experiments.images import prepare
 from spotlights.experiments.network import mlp
+from spotlights.memory.blocks import in_blocks
 
 CLASSES = 10
 
@@ -43,7 +44,7 @@ def keys_of(memory: sl.Memory, layer: str, steps: range) -> tuple[Tensor, Tensor
     info = memory.layers[layer]
     reader = view._view.reader.layer(layer)
     rows, labels = [], []
-    for block in reader.blocks(view._view.selection, 1 << 16):
+    for block in in_blocks(reader, view._view.selection, 1 << 16):
         part = torch.empty(len(block), info.in_features)
         for keys in block.keys():  # noqa: SIM118
             part[keys.place] = keys.rows

@@ -30,6 +30,7 @@ from spotlights.experiments.truth.ground_truth import halves, retrained
 from spotlights.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
 from spotlights.experiments.truth.scoring import lds, predictions, redrawn, score_of
 from spotlights.experiments.truth.settings import Data, Setting, prepare, setting_named
+from spotlights.memory.blocks import in_blocks
 from spotlights.memory.selection import Everything
 
 PLAIN = f"the plain rule, λ = {DAMPING:g}"
@@ -103,7 +104,7 @@ class Asked:
         """The error's side of the curvature divided out as well."""
         size = self.attention.layer.entry.out_features
         moment = torch.zeros(size, size, dtype=torch.float64)
-        for block in self.attention.layer.blocks(Everything(), MAX_ROWS):
+        for block in in_blocks(self.attention.layer, Everything(), MAX_ROWS):
             for rows in block.errors():
                 moment += (rows.rows.T @ rows.rows).double()
         moment /= moment.diagonal().mean()

@@ -11,7 +11,9 @@ from torch import nn
 
 import spotlights as sl
 from memories import LAYERS, SOURCES, Slot, mlp, sequence, train, twice, whole_numbers
-from spotlights.memory.reader import LayerReader
+from spotlights.attention import scan
+from spotlights.memory.blocks import in_blocks
+from spotlights.memory.layer_reader import LayerReader
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 few = settings(max_examples=8, deadline=None)
@@ -143,7 +145,7 @@ def test_where_without_and_not_compose_like_sets(operations: list):
             kept = {n for n in kept if not meets(slots[n], argument)}
     assert len(view) == len(kept)
     reader = view._view.reader.layer("2")
-    found = [int(n) for block in reader.blocks(view._view.selection, 50) for n in block.slots]
+    found = [int(n) for block in in_blocks(reader, view._view.selection, 50) for n in block.slots]
     assert found == sorted(kept), f"{view} has other slots than the set of the same name"
 
 
@@ -300,16 +302,17 @@ def test_making_views_reads_no_slots(monkeypatch: pytest.MonkeyPatch):
     run = mlp()
     reads = []
 
-    def counted(name: str):
-        original = getattr(LayerReader, name)
-        return lambda *args, **kwargs: (reads.append(name), original(*args, **kwargs))[1]
+    def count(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **kwargs: (reads.append(name), original(*args, **kwargs))[1])
 
-    for name in ("blocks", "distinct", "column_at"):
-        monkeypatch.setattr(LayerReader, name, counted(name))
+    count(scan, "in_blocks")
+    count(LayerReader, "distinct")
+    count(LayerReader, "column_at")
     view = run.memory
     for label, source in itertools.product(range(4), SOURCES):
         view = ~view.where(label=label).without(source=source)
     view = view.as_of(20)
     assert reads == [], "a view must cost nothing until it is asked"
     view.weights("4")
-    assert reads == ["blocks"], "one question is one scan"
+    assert reads == ["in_blocks"], "one question is one scan"

@@ -17,6 +17,7 @@ import spotlights.layers.recurrent as beside
 from spotlights.dual_form import outer_sum
 from spotlights.layers import adapter_for
 from spotlights.layers.adapter import tensors_of
+from spotlights.memory.blocks import in_blocks
 from test_recurrent import EXACT, HIDDEN, OPTIMIZERS, STEPS, WIDTH, Language, modules, parameters_by_name, tokens, train
 from training import fill
 
@@ -69,7 +70,7 @@ def with_gradients(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Tensor]
 def slots(path: Path, layer: str) -> tuple[Tensor, Tensor]:
     """All keys and errors of a layer."""
     view = sl.open(path)._view
-    blocks = list(view.reader.layer(layer).blocks(view.selection, 10_000))
+    blocks = list(in_blocks(view.reader.layer(layer), view.selection, 10_000))
     keys = torch.cat([part.rows for block in blocks for part in block.keys()])  # noqa: SIM118
     return keys, torch.cat([part.rows for block in blocks for part in block.errors()])
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import spotlights as sl
 from spotlights.layers import adapter_for
+from spotlights.memory.blocks import in_blocks
 from test_layer_adapters import ModuleContract
 from training import elsewhere, fill, same, state
 
@@ -264,7 +265,7 @@ def test_columns_belong_to_the_rows_of_padded_and_packed_sequences():
                 (output.data if isinstance(output, PackedSequence) else output).sum().backward()
                 optimizer.step()
             layer = sl.open(path)._view.reader.layer("lstm.l0")
-            (block,) = layer.blocks(sl.open(path)._view.selection, 100)
+            (block,) = in_blocks(layer, sl.open(path)._view.selection, 100)
             (keys,) = block.keys()
             columns = [block.column(name).tolist() for name in ("example", "position", "token")]
             seen = set(zip(*columns[:2], strict=True))

@@ -33,6 +33,7 @@ from spotlights.attention.reducers import (
 from spotlights.attention.suspects import DisagreementReducer
 from spotlights.attention.unrolled import UnrolledNumbers
 from spotlights.attention.whitening import MomentsReducer
+from spotlights.memory.blocks import in_blocks
 
 few = settings(max_examples=6, deadline=None)
 
@@ -46,7 +47,7 @@ def attention(layer: str) -> Attention:
 @cache
 def blocks(layer: str, rows: int) -> list:
     a = attention(layer)
-    return list(a.layer.blocks(a.view.selection, rows))
+    return list(in_blocks(a.layer, a.view.selection, rows))
 
 
 class ReducerContract(ABC):

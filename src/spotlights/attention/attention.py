@@ -23,7 +23,8 @@ from spotlights.attention.results import Top, Totals
 from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.unrolled import Unrolled
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.optimizers import rule_named
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from spotlights.attention.unrolled import GroupParts, Unrolled, UnrolledMatrices
 from spotlights.dual_form import outer_sum
-from spotlights.memory.reader import ROWS, LayerReader
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.stored_rows import ROWS
 
 PARTS_BYTES = 1 << 30
 """What the matrices of all groups may take."""

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from spotlights.attention.reducers import Reducer
 from spotlights.dual_form import outer_sum
-from spotlights.memory.reader import ROWS, Block, LayerReader
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.stored_rows import ROWS
 
 
 @runtime_checkable

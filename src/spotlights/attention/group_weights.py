@@ -25,7 +25,8 @@ from spotlights.attention.measure import View
 from spotlights.attention.results import Label
 from spotlights.attention.scan import MAX_ROWS, Job, scan
 from spotlights.attention.unrolled import UnrolledNumbers
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.blocks import Block, in_blocks
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.selection import Between, Everything
 
 _NO_VALUES = torch.empty(0, 0)
@@ -44,7 +45,7 @@ class Cells:
     def __init__(self, view: View, layer: LayerReader, columns: Sequence[str]) -> None:
         self._groupings = [Grouping(layer, column, view.strings(column), None) for column in columns]
         found = [np.zeros(0, np.int64)]
-        for block in layer.blocks(Everything(), MAX_ROWS):
+        for block in in_blocks(layer, Everything(), MAX_ROWS):
             found.append(np.unique(self._joint(block).numpy()))
         self._present = torch.from_numpy(np.unique(np.concatenate(found)))
 

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import SettingError
+from spotlights.memory.blocks import Block
 from spotlights.memory.columns import MISSING_INT, MISSING_STRING, VISITS
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.layer_reader import LayerReader
 
 
 class Grouping:

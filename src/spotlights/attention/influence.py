@@ -21,7 +21,7 @@ from spotlights.attention.per_input import PerInput
 from spotlights.attention.unrolled import unroll_plainly
 from spotlights.attention.whitening import key_moments, whitened
 from spotlights.errors import SettingError
-from spotlights.memory.reader import LayerReader
+from spotlights.memory.layer_reader import LayerReader
 
 DAMPING = 0.3
 """λ, as chosen on one half of the tests and subsets of one setting (docs/truth.md)."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from spotlights.attention.grouping import Grouping
 from spotlights.attention.reducers import Reducer
 from spotlights.attention.scan import Job, scan
-from spotlights.memory.reader import Block, LayerReader
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.selection import Selection
 
 MANY_QUERIES = 16

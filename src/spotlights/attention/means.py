@@ -16,7 +16,7 @@ from spotlights.attention.questions import Question
 from spotlights.attention.reducers import Reducer
 from spotlights.attention.results import Label
 from spotlights.attention.tables import Printable, build
-from spotlights.memory.reader import Block
+from spotlights.memory.blocks import Block
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,8 @@ from spotlights.attention.unrolled import Unrolled, unroll
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, TooLargeError
 from spotlights.memory.columns import VISITS
-from spotlights.memory.reader import LayerReader, MemoryReader
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.reader import MemoryReader
 from spotlights.memory.sampling import Sample
 from spotlights.memory.selection import Selection
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spotlights.attention.products import error_products
 from spotlights.dual_form import Factor, Side, linear_map, outer_sum
-from spotlights.memory.reader import Block
+from spotlights.memory.blocks import Block
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.memory.reader import Block, LayerReader, StoredRows
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.stored_rows import StoredRows
 
 
 class Products:

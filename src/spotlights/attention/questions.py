@@ -13,7 +13,7 @@ from torch import Tensor
 from spotlights.attention.reducers import LargestReducer, Reducer, SampledTotalsReducer, TotalsReducer
 from spotlights.attention.results import Label, Top, Totals
 from spotlights.errors import SettingError
-from spotlights.memory.reader import Block
+from spotlights.memory.blocks import Block
 
 if TYPE_CHECKING:
     from spotlights.attention.measure import Measure

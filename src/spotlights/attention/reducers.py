@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spotlights.attention.grouping import Grouping
 from spotlights.dual_form import outer_sum
-from spotlights.memory.reader import Block
+from spotlights.memory.blocks import Block
 
 
 class Reducer(ABC):

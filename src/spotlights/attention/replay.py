@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from spotlights.attention.sweep import block_gradients
 from spotlights.errors import UnsupportedError
+from spotlights.memory.blocks import StepBlocks
 from spotlights.memory.manifest import LayerEntry
-from spotlights.memory.reader import MemoryReader, StepBlocks
+from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Everything
 from spotlights.optimizers.replayed import MakeOptimizer, ReplayedRule, options_of
 

@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.attention.reducers import Reducer
-from spotlights.memory.reader import Block, LayerReader, StepBlocks
+from spotlights.memory.blocks import Block, StepBlocks, in_blocks
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.selection import Selection
 
 BLOCK_VALUES = 1 << 22
@@ -97,7 +98,9 @@ class _Blocks:
     def __init__(self, jobs: Sequence[Job], rows: int | None) -> None:
         self._lock = threading.Lock()
         self._blocks = (
-            (job, block) for job in jobs for block in job.layer.blocks(job.selection, rows or _block_rows(job.queries))
+            (job, block)
+            for job in jobs
+            for block in in_blocks(job.layer, job.selection, rows or _block_rows(job.queries))
         )
 
     def __iter__(self) -> Iterator[tuple[Job, Block]]:

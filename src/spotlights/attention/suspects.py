@@ -26,8 +26,9 @@ from spotlights.attention.scan import Job, scan
 from spotlights.attention.tables import Printable, build
 from spotlights.attention.visits import Visits
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.reader import Block, StepLog
+from spotlights.memory.blocks import Block
 from spotlights.memory.selection import OneOf
+from spotlights.memory.step_log import StepLog
 
 if TYPE_CHECKING:
     import pandas

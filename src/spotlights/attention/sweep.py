@@ -20,7 +20,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.dual_form import Adjoint, Factor, Side, act, outer_sum
-from spotlights.memory.reader import Block, MemoryReader, Part, StepBlocks
+from spotlights.memory.blocks import Block, StepBlocks
+from spotlights.memory.layer_reader import Part
+from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Everything, Selection
 from spotlights.optimizers import WEIGHTS, State, UpdateRule
 

@@ -21,7 +21,9 @@ from spotlights.attention.scan import Job, SweptValues, Values, scan
 from spotlights.attention.sweep import Chunk, LayerSweep, SweptStep, block_gradients, stacked
 from spotlights.dual_form import Side, act, linear_map
 from spotlights.errors import UnsupportedError
-from spotlights.memory.reader import Block, LayerReader, MemoryReader
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Selection
 from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named
 

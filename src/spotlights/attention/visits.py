@@ -11,7 +11,8 @@ from torch import Tensor
 
 from spotlights.attention.grouping import Grouping, column_values
 from spotlights.attention.scan import MAX_ROWS
-from spotlights.memory.reader import LayerReader
+from spotlights.memory.blocks import in_blocks
+from spotlights.memory.layer_reader import LayerReader
 
 if TYPE_CHECKING:
     from spotlights.attention.measure import View
@@ -27,7 +28,7 @@ class Visits:
         wanted = torch.zeros(len(grouping), dtype=torch.bool)
         wanted[groups] = True
         slots, codes = [groups.new_empty(0)], [groups.new_empty(0)]
-        for block in layer.blocks(view.selection, MAX_ROWS):
+        for block in in_blocks(layer, view.selection, MAX_ROWS):
             of_block = grouping.codes(block)
             rows = wanted[of_block].nonzero().flatten()
             slots.append(block.slots[rows])

@@ -11,7 +11,7 @@ from spotlights.attention.measure import Measure
 from spotlights.attention.products import Products
 from spotlights.attention.scan import Values
 from spotlights.errors import UnsupportedError
-from spotlights.memory.reader import Block
+from spotlights.memory.blocks import Block
 
 
 class WeightedScores(Measure):

@@ -18,8 +18,10 @@ from torch import Tensor
 from spotlights.attention.reducers import Reducer
 from spotlights.attention.scan import Job, scan
 from spotlights.errors import SettingError
+from spotlights.memory.blocks import Block
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.moments import Moments, load_moments, save_moments
-from spotlights.memory.reader import Block, LayerReader, MemoryReader
+from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Between
 
 STRETCHES = 48

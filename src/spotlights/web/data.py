@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spotlights.attention.grouping import column_values
 from spotlights.errors import UnknownNameError
+from spotlights.memory.blocks import in_blocks
 from spotlights.web.explorer import Explorer
 from spotlights.web.views import as_json, pixels, png
 
@@ -119,7 +120,7 @@ def example_facts(explorer: Explorer, example: int) -> dict[str, Any]:
         raise UnknownNameError("This memory knows no examples: it was recorded without recorder.batch(example=…).")
     layer = next(iter(memory._view.reader.layers.values()))
     selection = memory.where(example=example)._view.selection
-    slots = torch.cat([torch.empty(0, dtype=torch.int64), *(b.slots for b in layer.blocks(selection, 1 << 16))])
+    slots = torch.cat([torch.empty(0, dtype=torch.int64), *(b.slots for b in in_blocks(layer, selection, 1 << 16))])
     if not len(slots):
         raise UnknownNameError(f"No slot has example={example}.")
     entries = memory._view.reader.manifest.columns
