@@ -26,12 +26,14 @@ from torch import Tensor
 from spotlights.errors import TooLargeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import FIRST_STEP, LAST_STEP, VISITS, ColumnTable
+from spotlights.memory.directory import FINAL, delete_unlisted, take_lock
 from spotlights.memory.folding import FoldedLayer
 from spotlights.memory.manifest import FoldEntry, Manifest, SegmentEntry, Snapshot, read_manifest, write_manifest
+from spotlights.memory.segment_writer import write_segment
 from spotlights.memory.slots import StepRecord
 from spotlights.memory.storage import BufferPool
-from spotlights.memory.tensors import map_tensors, write_tensors
-from spotlights.memory.writer import MemoryWriter, next_number, take_lock
+from spotlights.memory.tensors import map_tensors
+from spotlights.memory.writer import MemoryWriter
 
 SNAPSHOT_SECONDS = 60.0
 SNAPSHOT_SHARE = 1 / 50
@@ -85,7 +87,7 @@ class FoldedWriter(MemoryWriter):
             manifest, segments=snapshot.segments, fold=newest, final=None, status="recording"
         )
         write_manifest(directory, manifest)
-        (directory / "final.safetensors").unlink(missing_ok=True)
+        (directory / FINAL).unlink(missing_ok=True)
         columns = ColumnTable(manifest.columns)
         writer = cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
         writer._delete_strays()
@@ -197,17 +199,12 @@ class FoldedWriter(MemoryWriter):
         return segments, told
 
     def _write(self, tensors: dict[str, list[np.ndarray]], slots: dict[str, int], fold: FoldEntry) -> SegmentEntry:
-        path = self.directory / "segments" / f"{next_number(self.directory):06d}-rank0.safetensors"
-        size, checksum = write_tensors(path, tensors)
         counts = {name: slots.get(name, 0) for name in self._manifest.layers}
-        file = str(path.relative_to(self.directory))
-        return SegmentEntry(file, size, checksum, min(fold.from_step, fold.steps), fold.steps, counts, counts)
+        steps = range(min(fold.from_step, fold.steps), fold.steps)
+        return write_segment(self.directory, tensors, rank=0, steps=steps, slots=counts, keys=counts)
 
     def _delete_strays(self) -> None:
-        listed = {self.directory / segment.file for kept in snapshots(self._manifest) for segment in kept.segments}
-        for stray in (self.directory / "segments").iterdir():
-            if stray not in listed:
-                stray.unlink()
+        delete_unlisted(self.directory, (segment for kept in snapshots(self._manifest) for segment in kept.segments))
 
 
 def main_memory() -> float:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import os
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,16 +21,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
-from jaxtyping import Shaped
 from torch import Tensor
 
-from spotlights.errors import MemoryExistsError, MemoryFormatError, ResumeError
 from spotlights.memory import slots as names
 from spotlights.memory.columns import ColumnTable, missing
+from spotlights.memory.directory import FINAL, INITIAL, delete_unlisted, take_empty, take_lock
 from spotlights.memory.gradient_block import blocks_of, compare
+from spotlights.memory.key_index import KeyIndex
 from spotlights.memory.manifest import (
-    FILE,
     FileEntry,
     LayerEntry,
     Manifest,
@@ -40,72 +36,16 @@ from spotlights.memory.manifest import (
     read_manifest,
     write_manifest,
 )
-from spotlights.memory.moments import FILE as MOMENTS
+from spotlights.memory.segment_writer import cut_segment, write_segment
 from spotlights.memory.slots import LayerStep, StepRecord, plain
 from spotlights.memory.storage import BufferPool, joined
 from spotlights.memory.tensors import map_tensors, write_tensors
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not on Windows
-    fcntl = None
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 60.0
 _WAITING_SEGMENTS = 2
 _SLOTS_PER_CHECKPOINT = 4
 """So many times a checkpoint's bytes are written before the next one is."""
-_GIVE_UP_ROWS = 1 << 20
-
-
-class KeyIndex:
-    """Numbers the distinct keys of a layer, by a 128-bit hash of their stored bytes."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._count = 0
-        self._seen = 0
-        self._worthwhile = True
-
-    def distinct(
-        self, keys: list[np.ndarray], scales: list[np.ndarray]
-    ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-        """Those of the keys, and of their scales, that were not met before; and the numbers of all."""
-        kept, kept_scales, numbers = [], [], []
-        done = 0
-        for block in keys:
-            scale = scales[0][done : done + len(block)] if scales else None
-            found, fresh = self.add(block, scale)
-            numbers.append(found)
-            kept.append(block[fresh])
-            if scale is not None:
-                kept_scales.append(scale[fresh])
-            done += len(block)
-        return kept, kept_scales, numbers
-
-    def add(self, keys: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """The number of each row's key, and which rows hold a key not met before."""
-        count = len(keys)
-        if not self._worthwhile:
-            numbers = np.arange(self._count, self._count + count)
-            self._count += count
-            return numbers, np.arange(count)
-        digests = list(map(xxhash.xxh3_128_digest, keys))
-        if scale is not None:
-            digests = list(map(operator.add, digests, scale.view("V4").tolist()))
-        numbers = list(map(self._numbers.get, digests))
-        fresh = []
-        for row in [row for row, number in enumerate(numbers) if number is None]:
-            numbers[row] = self._numbers.setdefault(digests[row], self._count)
-            if numbers[row] == self._count:
-                self._count += 1
-                fresh.append(row)
-        self._seen += count
-        # Inputs that never repeat (augmentation, streams) would only grow the table.
-        if self._seen >= _GIVE_UP_ROWS and self._count > 0.9 * self._seen:
-            self._worthwhile = False
-            self._numbers.clear()
-        return np.array(numbers, dtype=np.int64), np.array(fresh, dtype=np.int64)
 
 
 class MemoryWriter:
@@ -152,25 +92,8 @@ class MemoryWriter:
         segment_bytes: int,
     ) -> MemoryWriter:
         """Starts a new memory; `initial` is written before anything else."""
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            if not ((directory / FILE).exists() or _is_unfinished(directory)):
-                raise MemoryExistsError(f"{directory} exists and is not a memory. Choose another path.")
-            if not overwrite:
-                raise MemoryExistsError(
-                    f"{directory} already holds a memory. Pass resume=True to go on with it, "
-                    "overwrite=True to replace it, or choose another path."
-                )
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(directory)
-        (directory / FILE).unlink(missing_ok=True)  # first: without it nothing else counts
-        (directory / "segments").mkdir(exist_ok=True)
-        for old in (directory / "segments").iterdir():
-            old.unlink()
-        for old in (directory / "final.safetensors", directory / MOMENTS):
-            old.unlink(missing_ok=True)
-        for old in _rank_directories(directory):
-            shutil.rmtree(old)
-        entry = _write_file(directory / "initial.safetensors", initial)
+        lock = take_empty(directory, overwrite=overwrite)
+        entry = _write_file(directory / INITIAL, initial)
         manifest = Manifest(initial=entry, **manifest_without_initial)  # type: ignore[arg-type]
         write_manifest(directory, manifest)
         return cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
@@ -185,14 +108,11 @@ class MemoryWriter:
             if segment.end_step <= steps:
                 kept.append(segment)
             elif segment.first_step < steps:
-                kept.append(_cut(directory, manifest, segment, steps))
+                kept.append(cut_segment(directory, manifest, segment, steps))
         manifest = dataclasses.replace(manifest, segments=kept, final=None, status="recording")
         write_manifest(directory, manifest)
-        listed = {directory / segment.file for segment in kept}
-        for stray in (directory / "segments").iterdir():
-            if stray not in listed:
-                stray.unlink()
-        (directory / "final.safetensors").unlink(missing_ok=True)
+        delete_unlisted(directory, kept)
+        (directory / FINAL).unlink(missing_ok=True)
         columns = ColumnTable(manifest.columns)
         writer = cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
         for name, index in writer._indexes.items():
@@ -259,7 +179,7 @@ class MemoryWriter:
         self._thread.join()
         if self.failure is None and final is not None:
             try:
-                entry = _write_file(self.directory / "final.safetensors", final)
+                entry = _write_file(self.directory / FINAL, final)
                 self._replace(final=entry, status=status)
             except OSError as error:
                 self.failure = error
@@ -290,17 +210,8 @@ class MemoryWriter:
         slots, keys = {}, {}
         for layer in self._manifest.layers:
             slots[layer], keys[layer] = self._gather(layer, steps, tensors)
-        path = self.directory / "segments" / f"{next_number(self.directory):06d}-rank{self._manifest.rank}.safetensors"
-        size, checksum = write_tensors(path, tensors)
-        entry = SegmentEntry(
-            file=str(path.relative_to(self.directory)),
-            bytes=size,
-            checksum=checksum,
-            first_step=steps[0].step,
-            end_step=steps[-1].step + 1,
-            slots=slots,
-            keys=keys,
-        )
+        written = range(steps[0].step, steps[-1].step + 1)
+        entry = write_segment(self.directory, tensors, rank=self._manifest.rank, steps=written, slots=slots, keys=keys)
         layers = {
             name: dataclasses.replace(layer, indexed=name in self._indexes)
             for name, layer in self._manifest.layers.items()
@@ -380,29 +291,6 @@ class MemoryWriter:
         return {names.probe_tensor(layer): np.stack([share, [float(s.moved) for s in log]], axis=1), **found}
 
 
-def _cut(directory: Path, manifest: Manifest, segment: SegmentEntry, steps: int) -> SegmentEntry:
-    """Writes the part of a segment that lies before step `steps` as a segment of its own."""
-    mapped = map_tensors(directory / segment.file, segment.bytes)
-    logged = steps - segment.first_step
-    tensors: dict[str, list[np.ndarray]] = {
-        name: [tensor[:logged].numpy()] for name, tensor in mapped.items() if name.startswith(names.LOG)
-    }
-    tensors |= {name: [tensor.numpy()] for name, tensor in mapped.items() if name.startswith(names.STATE)}
-    slots, keys = {}, {}
-    for layer, entry in manifest.layers.items():
-        column: Shaped[Tensor, "slots"] | None = mapped.get(names.column_tensor(layer, "step"))
-        slots[layer] = 0 if column is None else int(torch.searchsorted(column, steps))
-        keys[layer] = segment.keys[layer] if entry.indexed and slots[layer] else slots[layer]
-        whole = {names.layer_tensor(layer, names.KEYS), names.layer_tensor(layer, names.KEY_SCALE)}
-        for name, tensor in mapped.items():
-            if name.startswith(layer + "/"):
-                keep = keys[layer] if name in whole else slots[layer]
-                tensors[name] = [tensor[:keep].numpy()]
-    path = directory / "segments" / f"{next_number(directory):06d}-rank{manifest.rank}.safetensors"
-    size, checksum = write_tensors(path, tensors)
-    return SegmentEntry(str(path.relative_to(directory)), size, checksum, segment.first_step, steps, slots, keys)
-
-
 def _compute_alone() -> None:
     """From now on, what the calling thread asks torch for is computed in it; what others ask for, as before."""
     everyone = torch.get_num_threads()
@@ -410,10 +298,6 @@ def _compute_alone() -> None:
     another = threading.Thread(target=torch.set_num_threads, args=(everyone,))
     another.start()
     another.join()
-
-
-def _rank_directories(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("rank[0-9]*") if path.is_dir()]
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
@@ -426,44 +310,6 @@ def _together(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
     return [np.concatenate(found)] if found else []
 
 
-def next_number(directory: Path) -> int:
-    taken = [int(p.name[:6]) for p in (directory / "segments").glob("[0-9]*.safetensors")]
-    return max(taken, default=-1) + 1
-
-
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
     size, checksum = write_tensors(path, {name: [plain(tensor).numpy()] for name, tensor in tensors.items()})
     return FileEntry(path.name, size, checksum)
-
-
-def _is_unfinished(directory: Path) -> bool:
-    """Whether a process was killed while it made this memory: all that is there is of our making."""
-    if not directory.is_dir():
-        return False
-    files = {"initial.safetensors", "initial.safetensors.part", "final.safetensors", MOMENTS, FILE + ".part"}
-    others = _rank_directories(directory)
-    mine = [p.is_file() and p.name in files for p in directory.iterdir() if p.name != "segments" and p not in others]
-    mine += [(other / FILE).exists() or _is_unfinished(other) for other in others]
-    segments = directory / "segments"
-    if segments.is_dir():
-        mine += [".safetensors" in p.name and p.name[:6].isdigit() for p in segments.iterdir()]
-    return all(mine) and segments.is_dir()
-
-
-def take_lock(directory: Path) -> int | None:
-    """Holds the directory for this process; a killed process lets go of it by itself."""
-    if fcntl is None:  # pragma: no cover
-        return None
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except FileNotFoundError:
-        raise MemoryFormatError(f"There is no memory at {directory} to resume.") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ResumeError(
-            f"{directory} is being recorded by another process. If it is one of the same run, record the model as "
-            "DistributedDataParallel gives it, in all of them."
-        ) from None
-    return descriptor
