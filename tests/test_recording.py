@@ -632,8 +632,9 @@ def test_trained_parameters_that_are_not_recorded_are_listed_at_once_and_in_the_
     optimizer, path = sgd(model), tmp_path / "run.memory"
     said = r"90\.4 % of 63 trained parameters are recorded; not recorded: 1\.weight"
     recorder = sl.record(model, optimizer, path)
-    with pytest.warns(sl.SpotlightsWarning, match=said):
+    with pytest.warns(sl.SpotlightsWarning, match=said) as warned:
         recorder.__enter__()
+    assert warned[0].filename == __file__, "the warning points at the user's line"
     train(model, optimizer, 2, recorder)
     recorder.__exit__(None, None, None)
     known = sl.open(path).info.as_dict()

@@ -54,5 +54,5 @@ class Coverage:
             f"{self}. What these parameters learn belongs to no slot. To choose so yourself, name the layers to record "
             "with layers=…; to record them, write an adapter (docs/layers.md).",
             SpotlightsWarning,
-            stacklevel=7,
+            stacklevel=8,
         )

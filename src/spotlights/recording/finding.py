@@ -7,7 +7,6 @@ that has the weight as it is, and the other's slots are *turned*: their error is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -19,6 +18,7 @@ from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ModuleAdap
 from spotlights.memory.storage import BufferPool, storage_named
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import Heard, Listener
+from spotlights.recording.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,21 @@ def _is_plain(linear: LinearMap) -> bool:
 def find_layers(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    patterns: Sequence[str] | None,
+    settings: Settings,
     *,
-    dtype: str,
-    errors: bool,
     pool: BufferPool,
-    turned: bool,
-    own_lstm: bool = False,
 ) -> tuple[dict[str, RecordedLayer], list[Listener]]:
     """The layers to record by name, and what listens for them.
 
     Args:
         model: the network.
         optimizer: says which parameters are trained.
-        patterns: names of the layers to record, or None for all.
-        dtype: how numbers are kept.
-        errors: whether errors are kept.
+        settings: say which layers to record, and how.
         pool: where memory comes from.
-        turned: whether turned slots are recorded; they need errors, and a slot for each visit.
-        own_lstm: whether LSTMs are computed by Spotlights while they are recorded.
     """
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = _find_maps(model, own_lstm=own_lstm)
+    patterns = settings.patterns
+    found = _find_maps(model, own_lstm=settings.own_lstm)
     names = [name for each in found for name in each.names]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
     if unknown or (patterns is not None and not patterns):
@@ -109,7 +102,7 @@ def find_layers(
     for each in found:
         if patterns is not None and not any(fnmatchcase(name, p) for name in each.names for p in patterns):
             continue
-        first, others = each.straight[0], each.turned if turned else []
+        first, others = each.straight[0], each.turned if settings.errors else []  # turned, an error is a key
         layer = RecordedLayer(
             first.name,
             first.adapter.kind,
@@ -117,9 +110,9 @@ def find_layers(
             first.map_name,
             [user.linear for user in each.straight],
             trained,
-            storage=storage_named(dtype),
+            storage=storage_named(settings.encoded_as),
             pool=pool,
-            errors=errors,
+            errors=settings.errors,
             turned={user.path: user.adapter.kind for user in others},
         )
         layers[layer.name] = layer

@@ -7,10 +7,6 @@ numbers stay what they are. If the memory can no longer be written, recording st
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
-import subprocess
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,10 +14,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from spotlights._version import __version__
 from spotlights.errors import (
     RecordingStoppedWarning,
     SettingError,
@@ -31,23 +25,20 @@ from spotlights.errors import (
 from spotlights.layers.untraced import Untraced, compiled_graphs
 from spotlights.layers.wrappers import unwrapped
 from spotlights.memory.columns import Batch, ColumnTable
-from spotlights.memory.folded_writer import FoldedWriter
-from spotlights.memory.manifest import FILE, FoldEntry
-from spotlights.memory.ranks import rank_directory
-from spotlights.memory.reader import MemoryReader
 from spotlights.memory.sampling import Draw, Sample
-from spotlights.memory.slots import LayerStep, StepRecord, plain, state_tensor
+from spotlights.memory.slots import LayerStep, StepRecord
 from spotlights.memory.storage import BufferPool
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.optimizers import WEIGHTS, rule_for
+from spotlights.optimizers import rule_for
 from spotlights.optimizers.replayed import ReplayedRule
-from spotlights.recording.coverage import Coverage
+from spotlights.recording.checkpoints import Checkpoints
 from spotlights.recording.finding import find_layers
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.listening import Handle
 from spotlights.recording.passes import Passes
 from spotlights.recording.processes import Processes
-from spotlights.recording.resuming import matching_step
+from spotlights.recording.settings import Settings, checked
+from spotlights.recording.starting import Start
 
 
 def record(
@@ -97,96 +88,48 @@ def record(
         overwrite: replace the memory at `path`.
         segment_bytes: how much is collected before it is written. A crash loses at most this much.
     """
-    if resume and overwrite:
-        raise SettingError("Give resume=True or overwrite=True, not both.")
-    if fold not in (None, "example"):
-        raise SettingError(f'fold={fold!r}: visits can be added up by "example", or not at all (None).')
-    if fold_from < 0 or (fold_from and fold is None):
-        raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
-    if fold and dtype == "int8":
-        raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
-    for name, share in (("sample", sample), ("sample_steps", sample_steps)):
-        if not 0 < share <= 1:
-            raise SettingError(f"{name}={share}: give a probability above 0; 1 keeps all.")
-    sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
-    if fold and sampled:
-        raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
-    if recurrent not in ("torch", "own"):
-        raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
-    if recurrent == "own" and (not errors or fold):
-        raise SettingError(
-            'recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.'
-        )
-    return Recorder(
-        model,
-        optimizer,
-        Path(path),
-        patterns=[layers] if isinstance(layers, str) else layers,
+    settings = checked(
+        layers=layers,
         dtype=dtype,
-        errors=errors and fold is None,
-        fold=None if fold is None else FoldEntry(fold, fold_from),
-        sample=sampled,
-        own_lstm=recurrent == "own",
+        errors=errors,
+        fold=fold,
+        fold_from=fold_from,
+        sample=sample,
+        sample_steps=sample_steps,
+        recurrent=recurrent,
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
     )
+    return Recorder(model, optimizer, Path(path), settings)
 
 
 class Recorder:
     """Records while its `with` block runs; made by `record`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        path: Path,
-        *,
-        patterns: Sequence[str] | None,
-        dtype: str,
-        errors: bool,
-        fold: FoldEntry | None,
-        sample: Sample | None,
-        own_lstm: bool,
-        resume: bool,
-        overwrite: bool,
-        segment_bytes: int,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: Settings) -> None:
         self.path = path
         self.step = 0
         """How many optimizer steps the memory has."""
         self._model = unwrapped(model)
         self._processes = Processes.of(model)
-        if fold is not None and self._processes.count > 1:
+        if settings.fold is not None and self._processes.count > 1:
             raise SettingError("fold: visits cannot be added up over several processes. Record without fold.")
         self._optimizer = optimizer
         self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
-        self._chosen = patterns is not None
-        self._errors = errors
-        self._fold = fold
-        self._sample = sample
-        self._first_step = 0 if fold is None else fold.from_step
-        self._dtype = dtype
-        self._resume = resume
-        self._overwrite = overwrite
-        self._segment_bytes = segment_bytes
-        self._pool = BufferPool(max_bytes=4 * segment_bytes)
-        running = "float32" if fold is not None and dtype == "float16" else dtype  # sums are rounded when written
-        self._layers, self._listeners = find_layers(
-            self._model,
-            optimizer,
-            patterns,
-            dtype=running,
-            errors=errors,
-            pool=self._pool,
-            turned=errors and fold is None,
-            own_lstm=own_lstm,
-        )
+        self._errors = settings.errors
+        self._folded = settings.fold is not None
+        self._sample = settings.sample
+        self._first_step = settings.first_step
+        self._pool = BufferPool(max_bytes=4 * settings.segment_bytes)
+        self._layers, self._listeners = find_layers(self._model, optimizer, settings, pool=self._pool)
+        self._checkpoints = Checkpoints(self._layers, optimizer, self._rule)
+        self._start = Start(path, self._model, self._checkpoints, settings, self._processes, self._pool)
         self._passes = Passes(self._layers.values())
         self._handles: list[Handle] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
-        self._batch = Batch(fold=self._fold is not None)
+        self._batch = Batch(fold=self._folded)
         self._paused = 0
         self._was_paused = False
         self._warned = False
@@ -200,11 +143,9 @@ class Recorder:
     # -- what users call -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
-        self.step, run = self._processes.agree(self._start)
-        if self._writer is None:  # the first process has one by now
-            self._writer = self._open_writer(run)
+        self.step, self._writer = self._start.open_writer(self.step)
         self._columns = self._writer.columns
-        if self._fold is None:
+        if not self._folded:
             self._columns.declare("step", "int")
         for listener in self._listeners:
             self._handles += listener.start(self._columns, self._current_batch, self._passes)
@@ -221,7 +162,7 @@ class Recorder:
         self._unhook()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            final = {} if self._processes.rank else self._parameters()
+            final = {} if self._processes.rank else self._checkpoints.parameters()
             writer.close(final, interrupted=kind is not None)
             if kind is None:
                 self._processes.meet()  # who leaves the block may open the whole memory
@@ -237,7 +178,7 @@ class Recorder:
         if self._writer is None and not self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         encoded = {name: self._columns.encode(name, values) for name, values in columns.items()}
-        self._batch = Batch(encoded, fold=self._fold is not None)
+        self._batch = Batch(encoded, fold=self._folded)
 
     def flush(self) -> None:
         """Waits until all steps so far are on disk; call it just before you save a checkpoint.
@@ -256,94 +197,6 @@ class Recorder:
             yield
         finally:
             self._paused -= 1
-
-    # -- starting ------------------------------------------------------------------------------
-
-    @property
-    def _kind(self) -> type[MemoryWriter]:
-        return MemoryWriter if self._fold is None else FoldedWriter
-
-    def _settings(self) -> dict[str, Any]:
-        """What the manifest says of this recording, and a resumed memory must say too."""
-        entries = {
-            name: dataclasses.replace(layer.entry(), storage=self._dtype) for name, layer in self._layers.items()
-        }
-        optimizer = type(self._optimizer).__name__
-        return {
-            "layers": entries,
-            "errors": self._errors,
-            "fold": self._fold,
-            "sample": self._sample,
-            "optimizer": optimizer,
-            "ranks": self._processes.count,
-        }
-
-    def _start(self) -> tuple[int, str]:
-        """In the first process: at which step recording starts, and the name of the run."""
-        run = uuid.uuid4().hex if self._processes.count > 1 else ""
-        if self._resume and (self.path / FILE).exists():
-            samples = {name: layer.samples() for name, layer in self._layers.items()}
-            self.step = matching_step(MemoryReader(self.path), self._settings(), samples)
-        self._writer = self._open_writer(run)
-        return self.step, self._writer.manifest.run
-
-    def _open_writer(self, run: str) -> MemoryWriter:
-        if not self.step:
-            return self._create(run)
-        directory = rank_directory(self.path, self._processes.rank)
-        return self._kind.resume(directory, self.step, pool=self._pool, segment_bytes=self._segment_bytes)
-
-    def _create(self, run: str) -> MemoryWriter:
-        processes = self._processes
-        coverage = Coverage.of(self._model, self._optimizer, (p for _, _, p in self._named_parameters()))
-        if processes.rank == 0:
-            coverage.tell(chosen=self._chosen)
-        initial = self._initial() if processes.rank == 0 else {}
-        manifest: dict[str, object] = {
-            "spotlights": __version__,
-            "torch": torch.__version__,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            **self._settings(),
-            "rule": self._rule.name,
-            "log_fields": list(self._rule.fields),
-            "git_revision": _git_revision(),
-            "seed": torch.initial_seed(),
-            "uncovered": coverage.uncovered,
-            "covered_numbers": coverage.covered,
-            "trained_numbers": coverage.trained,
-            "rank": processes.rank,
-            "run": run,
-        }
-        return self._kind.create(
-            rank_directory(self.path, processes.rank),
-            manifest,
-            initial,
-            self._columns,
-            pool=self._pool,
-            overwrite=self._overwrite or self._resume or processes.rank > 0,
-            segment_bytes=self._segment_bytes,
-        )
-
-    def _initial(self) -> dict[str, Tensor]:
-        """The parameters, and what the optimizer already holds of them."""
-        initial = dict(self._parameters())
-        for state in self._rule.states:
-            for layer, name, parameter in self._named_parameters():
-                value = self._optimizer.state.get(parameter, {}).get(state)
-                if value is not None:
-                    initial[f"{layer.name}/{name}/{state}"] = _copy(layer.as_kept(name, value.detach()))
-        return initial
-
-    def _named_parameters(self) -> Iterator[tuple[RecordedLayer, str, nn.Parameter]]:
-        for layer in self._layers.values():
-            for name, parameter in layer.parameters.items():
-                yield layer, name, parameter
-
-    def _parameters(self) -> dict[str, Tensor]:
-        found = {}
-        for layer, name, parameter in self._named_parameters():
-            found[f"{layer.name}/{name}"] = _copy(layer.as_kept(name, parameter.detach()))
-        return found
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -426,19 +279,7 @@ class Recorder:
         assert self._writer is not None
         if not self.step or self._processes.rank or not self._writer.starts_segment or self._sample:
             return {}  # of a sample, P cannot be found again
-        held: dict[str, Tensor] = {}
-        for name, staged in self._staged.items():
-            for parameter_name, logged in staged.rule.items():
-                layer = self._layers[name]
-                parameter = layer.parameters[parameter_name]
-                state = {**self._optimizer.state.get(parameter, {}), WEIGHTS: parameter.detach()}
-                for needed in self._rule.needed(logged):
-                    if state.get(needed) is not None:
-                        kept = layer.as_kept(parameter_name, state[needed])
-                        held[state_tensor(name, parameter_name, needed)] = kept
-        if not self._writer.wants(sum(tensor.nbytes for tensor in held.values())):
-            return {}
-        return {name: plain(_copy(tensor)) for name, tensor in held.items()}
+        return self._checkpoints.before_step(self._staged, self._writer.wants)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
@@ -452,7 +293,7 @@ class Recorder:
         if self._sample is not None:
             layers = self._thinned(layers, self._sample)
         state, self._staged, self._state = self._state, {}, {}
-        self._batch = Batch(fold=self._fold is not None)
+        self._batch = Batch(fold=self._folded)
         self._was_paused = self._paused > 0
         assert self._writer is not None
         self._writer.add(StepRecord(self.step, layers, state))
@@ -504,15 +345,3 @@ class Recorder:
             SpotlightsWarning,
             stacklevel=4,
         )
-
-
-def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _git_revision() -> str | None:
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
