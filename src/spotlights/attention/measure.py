@@ -24,7 +24,7 @@ from spotlights.memory.columns import VISITS
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.sampling import Sample
-from spotlights.memory.selection import Selection
+from spotlights.memory.selection import Everything, Selection
 
 MAX_SCORES_BYTES = 1 << 30
 _QUERIES_AT_ONCE = 1024
@@ -41,6 +41,13 @@ class View:
 
     def unrolled(self, layer: str) -> Unrolled:
         return unroll(self.reader, layer, self.until)
+
+    @property
+    def slots(self) -> int:
+        """How many there are, in the layer that has most of them."""
+        every = isinstance(self.selection, Everything)
+        layers = self.reader.layers.values()
+        return max((layer.slots if every else layer.count(self.selection) for layer in layers), default=0)
 
     def strings(self, column: str) -> list[str]:
         return self.reader.manifest.columns[column].strings

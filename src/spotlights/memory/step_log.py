@@ -12,8 +12,11 @@ from torch import Tensor
 from spotlights.errors import MemoryFormatError
 from spotlights.memory import slots as names
 from spotlights.memory.gradient_block import compare
-from spotlights.memory.manifest import Manifest
+from spotlights.memory.manifest import LayerEntry, Manifest
 from spotlights.memory.segment import Segment
+
+UNEXPLAINED = 1e-3
+"""A step whose gradient differs by more than this share from its slots is reported."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,9 @@ def read_step_log(layer: str, segments: Sequence[Segment], manifest: Manifest, s
         rule={p: read(names.rule_tensor(layer, p), fields) for p in ruled},
         samples={p: read(names.sample_tensor(layer, p), 0) for p in entry.trained},
     )
+
+
+def unexplained_steps(residual: Float[Tensor, "steps"], entry: LayerEntry) -> list[int]:
+    """The steps at which more is unexplained than the rounding of the stored numbers can be."""
+    threshold = max(UNEXPLAINED, 8 * entry.rounding)
+    return (~(residual <= threshold)).nonzero().flatten().tolist()

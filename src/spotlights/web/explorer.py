@@ -22,7 +22,7 @@ from spotlights.attention.results import Label
 from spotlights.attention.whitening import key_moments
 from spotlights.errors import SpotlightsError
 from spotlights.memory.columns import FIRST_STEP, LAST_STEP, VISITS
-from spotlights.opened import Verification
+from spotlights.verification import Verification
 from spotlights.web.masks import Mask, Masks
 from spotlights.web.measures import Kept
 from spotlights.web.queries import Query, described, outputs_of, read_query
