@@ -115,6 +115,17 @@ def assert_exact(path: Path, model: nn.Module, inputs: Tensor | None = None) -> 
     return memory
 
 
+def fit(model: nn.Module, path: Path, inputs: Tensor) -> sl.Memory:
+    """Trains towards zero on the same inputs, recorded in float64, and checks that the memory is exact."""
+    optimizer = sgd(model, momentum=0.9, weight_decay=0.01)
+    with sl.record(model, optimizer, path, dtype="float64"):
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    return assert_exact(path, model, inputs)
+
+
 def processes() -> multiprocessing.context.ForkServerContext:
     """Starts processes that have torch already: some milliseconds each, not seconds."""
     context = multiprocessing.get_context("forkserver")
