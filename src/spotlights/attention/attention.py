@@ -14,6 +14,7 @@ from spotlights.attention.forward import ForwardPass, Target
 from spotlights.attention.grouping import Grouping
 from spotlights.attention.key_sums import quick_totals
 from spotlights.attention.measure import Measure, View, ask
+from spotlights.attention.pairs import Directed
 from spotlights.attention.passage_results import Passages
 from spotlights.attention.passages import find_passages
 from spotlights.attention.products import Products, error_products
@@ -273,7 +274,6 @@ class Contributions(Measure):
         self._first_order = not exact
         self._directions = directions
         self._bias_queries = torch.ones(len(queries))
-        """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
         self._unrolled = unrolled or view.unrolled(layer.name)
 
     @property
@@ -284,7 +284,11 @@ class Contributions(Measure):
         return "; ".join(n for n in (order, rounding, super().note) if n) or None
 
     def values(self, chosen: slice) -> Values | SweptValues:
-        return self._unrolled.contributions(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
+        return self._unrolled.contributions(self.directed(chosen))
+
+    def directed(self, chosen: slice = slice(None)) -> Directed:
+        """The queries, or some of them, with their directions."""
+        return Directed(self.queries[chosen], self._directions[chosen], self._bias_queries[chosen])
 
     def totals_by_input(
         self, grouping: Grouping, owners: Int64[Tensor, "queries"], inputs: int
@@ -296,7 +300,7 @@ class Contributions(Measure):
         if not by_matrix(self.layer, self._unrolled, queries=queries, inputs=inputs, groups=groups):
             return None
         parts = self._unrolled.group_parts(self.view.selection, grouping)
-        found = group_products(parts, self.queries, self._directions, self._bias_queries, owners, inputs=inputs)
+        found = group_products(parts, self.directed(), owners, inputs=inputs)
         return found, parts.counts
 
     def whole(self) -> WholeContributions:

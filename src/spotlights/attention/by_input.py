@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.attention.pairs import Directed
 from spotlights.attention.unrolled import GroupParts, Unrolled, UnrolledMatrices
 from spotlights.dual_form import outer_sum
 from spotlights.memory.layer_reader import LayerReader
@@ -43,15 +44,10 @@ def by_matrix(layer: LayerReader, unrolled: Unrolled, *, queries: int, inputs: i
 
 
 def group_products(
-    parts: GroupParts,
-    queries: Float[Tensor, "queries in_features"],
-    directions: Float[Tensor, "queries out_features"],
-    bias_queries: Float[Tensor, "queries"],
-    owners: Int64[Tensor, "queries"],
-    *,
-    inputs: int,
+    parts: GroupParts, asked: Directed, owners: Int64[Tensor, "queries"], *, inputs: int
 ) -> Float[Tensor, "inputs groups"]:
     """What each group adds to each input, in float64."""
+    queries, directions, ones = asked.queries, asked.directions, asked.ones
     groups = queries.shape[1] // parts.weights.shape[2]
     weights, biases = parts.weights.flatten(1), parts.biases
     order = owners.argsort(stable=True)
@@ -61,6 +57,6 @@ def group_products(
     for start in range(0, inputs, at_once):
         some = rows[start : start + at_once]
         of_weight = torch.stack([outer_sum(directions[r].double(), queries[r].double(), groups) for r in some])
-        of_bias = torch.stack([bias_queries[r].double() @ directions[r].double() for r in some])
+        of_bias = torch.stack([ones[r].double() @ directions[r].double() for r in some])
         found[start : start + len(some)] = of_weight.flatten(1) @ weights.T + of_bias @ biases.T
     return found

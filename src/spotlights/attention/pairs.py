@@ -19,6 +19,22 @@ from spotlights.memory.blocks import Block
 
 
 @dataclass(frozen=True)
+class Directed:
+    """Queries, each with a direction in the layer's output: that of the number of interest."""
+
+    queries: Float[Tensor, "queries in_features"]
+    directions: Float[Tensor, "queries out_features"]
+    ones: Float[Tensor, "queries"]
+    """What the key 1 of the bias meets; other than 1 only where queries are transformed."""
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def to(self, dtype: torch.dtype) -> Directed:
+        return Directed(self.queries.to(dtype), self.directions.to(dtype), self.ones.to(dtype))
+
+
+@dataclass(frozen=True)
 class _Pair:
     """A query and its direction, without their zeros; None where there are too few to leave out."""
 
@@ -43,24 +59,18 @@ class _Pair:
 
 
 class Pairs:
-    """Some queries, each with its direction."""
+    """Each query by itself."""
 
-    def __init__(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        *,
-        columns: Sequence[slice],
-        groups: int,
-    ) -> None:
+    def __init__(self, asked: Directed, *, columns: Sequence[slice], groups: int) -> None:
         """`columns`: which part of a key each weight of the layer acts on."""
-        self._grouped = GroupedPairs(queries, directions, bias_queries, groups) if groups > 1 else None
+        self._grouped = GroupedPairs(asked, groups) if groups > 1 else None
         self._columns = columns
-        self._queries = queries
-        self._directions = directions
-        self._bias_directions = directions * bias_queries[:, None]
-        self._pairs = [[_pair(x, g) for x, g in zip(queries[:, some], directions, strict=True)] for some in columns]
+        self._queries = asked.queries
+        self._directions = asked.directions
+        self._bias_directions = asked.directions * asked.ones[:, None]
+        self._pairs = [
+            [_pair(x, g) for x, g in zip(asked.queries[:, some], asked.directions, strict=True)] for some in columns
+        ]
 
     def __len__(self) -> int:
         return len(self._queries)
@@ -106,16 +116,10 @@ class Pairs:
 class GroupedPairs:
     """The same for a layer that maps parts of its keys apart: the sum over groups of `(k·q) (δ·g)`."""
 
-    def __init__(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        groups: int,
-    ) -> None:
-        self._queries = queries.reshape(len(queries), groups, -1)
-        self._directions = directions.reshape(len(directions), groups, -1)
-        self._bias_directions = directions * bias_queries[:, None]
+    def __init__(self, asked: Directed, groups: int) -> None:
+        self._queries = asked.queries.reshape(len(asked), groups, -1)
+        self._directions = asked.directions.reshape(len(asked), groups, -1)
+        self._bias_directions = asked.directions * asked.ones[:, None]
         self._groups = groups
 
     def through_weight(self, block: Block, factor: Factor = 1.0) -> Float[Tensor, "queries rows"]:
@@ -158,17 +162,9 @@ class GroupedPairs:
 class SummedPairs:
     """The sum over all queries: `Σ_ij δ_i M_ij k_j` with `M = Σ g⊗q`, one number for each slot."""
 
-    def __init__(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        *,
-        columns: Sequence[slice],
-        groups: int,
-    ) -> None:
-        self._matrix = outer_sum(directions, queries, groups)
-        self._bias_direction = bias_queries[None] @ directions
+    def __init__(self, asked: Directed, *, columns: Sequence[slice], groups: int) -> None:
+        self._matrix = outer_sum(asked.directions, asked.queries, groups)
+        self._bias_direction = asked.ones[None] @ asked.directions
         self._columns = columns
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.attention.cell_sums import CellPartsReducer, CellSums, Groups
-from spotlights.attention.pairs import GroupedPairs, Pairs, SummedPairs
+from spotlights.attention.pairs import Directed, GroupedPairs, Pairs, SummedPairs
 from spotlights.attention.products import Products, error_products
 from spotlights.attention.reducers import OutputReducer, PartsReducer
 from spotlights.attention.scan import Job, SweptValues, Values, scan
@@ -84,18 +84,8 @@ class Unrolled(ABC):
         """What some slots add to the layer's output, in float64."""
 
     @abstractmethod
-    def contributions(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        *,
-        summed: bool = False,
-    ) -> Values | SweptValues:
-        """What each slot adds to the layer's output in some direction; a query's own 1, for the bias, apart.
-
-        With `summed`, one number for each slot: added up over the queries.
-        """
+    def contributions(self, asked: Directed, *, summed: bool = False) -> Values | SweptValues:
+        """What each slot adds to the layer's output in some directions; `summed`: added up over the queries."""
 
 
 class UnrolledNumbers(Unrolled):
@@ -133,34 +123,21 @@ class UnrolledNumbers(Unrolled):
         self, selection: Selection, queries: Float[Tensor, "queries in_features"]
     ) -> Float[Tensor, "queries out_features"]:
         if self._layer.entry.groups > 1:
-            return self.parts(selection).output(
-                queries
-            )  # a slot has a score for each group: the other order is quicker
+            return self.parts(selection).output(queries)  # a slot has a score for each group: this order is quicker
         reducer = OutputReducer(len(queries), self._layer.entry.out_features, self.weight, self.bias)
         scan([Job(self._layer, selection, len(queries), Products(self._layer, queries), [reducer])])
         return reducer.output
 
-    def contributions(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        *,
-        summed: bool = False,
-    ) -> Values:
+    def contributions(self, asked: Directed, *, summed: bool = False) -> Values:
         entry, dtype = self._layer.entry, self._layer.storage.compute_dtype
-        directions, ones = directions.to(dtype), bias_queries.to(dtype)
-        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
-        if summed and len(queries) * (entry.in_features + entry.out_features) < math.prod(entry.matrix_shape):
-            apart = self.contributions(queries, directions, bias_queries)  # so few that a matrix would cost more
+        asked, weight, bias = asked.to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        if summed and len(asked) * (entry.in_features + entry.out_features) < math.prod(entry.matrix_shape):
+            apart = self.contributions(asked)  # so few that a matrix would cost more
             return lambda block: apart(block).sum(dim=0, keepdim=True)
         if summed or entry.groups > 1:
-            given = queries.to(dtype), directions, ones
-            whole = slice(0, entry.in_features)
+            whole = [slice(0, entry.in_features)]
             pairs = (
-                SummedPairs(*given, columns=[whole], groups=entry.groups)
-                if summed
-                else GroupedPairs(*given, entry.groups)
+                SummedPairs(asked, columns=whole, groups=entry.groups) if summed else GroupedPairs(asked, entry.groups)
             )
 
             def by_weight_and_bias(block: Block) -> Tensor:
@@ -169,14 +146,14 @@ class UnrolledNumbers(Unrolled):
                 return through_weight.mul_(weight[steps]).add_(through_bias.mul_(bias[steps]))
 
             return by_weight_and_bias
-        products = Products(self._layer, queries)
+        products = Products(self._layer, asked.queries)
 
         def values(block: Block) -> Tensor:
             steps = block.column("step")
             scores = products(block)
             scores *= weight[steps]
-            scores.addr_(ones, bias[steps])
-            return scores.mul_(error_products(block, directions))
+            scores.addr_(asked.ones, bias[steps])
+            return scores.mul_(error_products(block, asked.directions))
 
         return values
 
@@ -240,23 +217,10 @@ class UnrolledMatrices(Unrolled):
             self._known = {selection: self.parts(selection)}
         return self._known[selection].output(queries)
 
-    def contributions(
-        self,
-        queries: Float[Tensor, "queries in_features"],
-        directions: Float[Tensor, "queries out_features"],
-        bias_queries: Float[Tensor, "queries"],
-        *,
-        summed: bool = False,
-    ) -> SweptValues:
-        dtype = self._layer.storage.compute_dtype
-        kind = SummedPairs if summed and len(queries) > 1 else Pairs
-        pairs = kind(
-            queries.to(dtype),
-            directions.to(dtype),
-            bias_queries.to(dtype),
-            columns=[swept.columns for swept in self._sweep.weights],
-            groups=self._layer.entry.groups,
-        )
+    def contributions(self, asked: Directed, *, summed: bool = False) -> SweptValues:
+        kind = SummedPairs if summed and len(asked) > 1 else Pairs
+        columns = [swept.columns for swept in self._sweep.weights]
+        pairs = kind(asked.to(self._layer.storage.compute_dtype), columns=columns, groups=self._layer.entry.groups)
         return _SweptContributions(self._sweep, pairs)
 
 

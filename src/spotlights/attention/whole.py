@@ -57,8 +57,7 @@ class WholeContributions(Contributions):
         return _noted(self._rows)
 
     def values(self, chosen: slice) -> Values | SweptValues:
-        rows = self._rows
-        return self._unrolled.contributions(rows.queries, rows._directions, rows._bias_queries, summed=True)
+        return self._unrolled.contributions(self._rows.directed(), summed=True)
 
     def totals_by_input(
         self, grouping: Grouping, owners: Int64[Tensor, "queries"], inputs: int
