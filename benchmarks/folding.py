@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import argparse
 import resource
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from in_turns import beside_reading, beside_unrecorded, read_once, seconds
 from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
 from spotlights.memory import folded_writer
-from spotlights.memory.reader import MemoryReader
 
 POSITIONS, FEATURES = 2_088_628, 400
 """WikiText-2's training text in words, and `[x; h]` of an LSTM with 200 units."""
@@ -126,15 +123,11 @@ def training(name: str, turns: int, steps: int, layers: list[str], folder: str) 
             taken = seconds(recorder.flush)
         size = sl.open(path).info.as_dict()["bytes"]
     extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    ratios = sorted(b / a for a, b in pairs)
     together = sum(b for _, b in pairs) / sum(a for a, _ in pairs)
     between = max(folded_writer.SNAPSHOT_SECONDS, taken / folded_writer.SNAPSHOT_SHARE)
     print(
-        f"{name}: folded / plain training: median {statistics.median(ratios):.3f} (quartiles "
-        f"{ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, all "
-        f"together {together:.3f}, "
-        f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); a snapshot of "
-        f"{size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
+        f"{name}: folded / plain training: {beside_unrecorded(pairs, steps)}, all together {together:.3f}; a "
+        f"snapshot of {size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
         f"extra memory {extra:.0f} MB"
     )
 
@@ -154,23 +147,6 @@ def write_positions(path: Path, positions: int) -> nn.Module:
     return model
 
 
-def read_once(path: Path) -> Callable[[], object]:
-    """Sums every key of the memory, as the scan reads them: mapped, in one thread per core."""
-    parts = [part for layer in MemoryReader(path).layers.values() for part in layer.parts]
-
-    def total(part: object) -> float:
-        torch.set_num_threads(1)
-        return float(part.tensor("keys").sum())  # type: ignore[attr-defined]
-
-    def run() -> None:
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            sum(pool.map(total, parts))
-        torch.set_num_threads(threads)
-
-    return run
-
-
 def query(positions: int, turns: int, folder: str) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         path = Path(inside) / "run.memory"
@@ -185,18 +161,7 @@ def query(positions: int, turns: int, folder: str) -> None:
             read()
             ask()
             pairs = [(seconds(read), seconds(ask)) for _ in range(turns)]
-            print(
-                f"{kernel}: one query over {len(memory):,} positions x {FEATURES}, top 20: "
-                f"{1e3 * statistics.median(b for _, b in pairs):.0f} ms; reading the keys once "
-                f"{1e3 * statistics.median(a for a, _ in pairs):.0f} ms; median ratio "
-                f"{statistics.median(b / a for a, b in pairs):.2f}"
-            )
-
-
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+            print(f"{kernel}: one query over {len(memory):,} positions x {FEATURES}, top 20: {beside_reading(pairs)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ token, beside that of everything in float32.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from in_turns import beside_unrecorded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,12 +96,8 @@ def measure(name: str, make: Callable[[], tuple[Run, int, str]], *, dtype: str, 
         size = memory.info.as_dict()["bytes"] / (visits * memory.steps)
         numbers = sum(layer.slots * (layer.in_features + layer.out_features) for layer in memory.layers.values())
         everything = 4 * numbers / (visits * memory.steps)
-    ratios = sorted(b / a for a, b in pairs)
-    low, high = ratios[len(ratios) // 4], ratios[-len(ratios) // 4]
     print(
-        f"{name:9} {dtype:8} recorded / unrecorded: median {statistics.median(ratios):.3f} "
-        f"(quartiles {low:.3f} to {high:.3f}, {turns} turns of {steps} steps, "
-        f"{1e3 * statistics.median(a for a, _ in pairs) / steps:.1f} ms a step unrecorded); "
+        f"{name:9} {dtype:8} recorded / unrecorded: {beside_unrecorded(pairs, steps)}; "
         f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB",
         flush=True,
     )

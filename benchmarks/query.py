@@ -15,20 +15,17 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from in_turns import beside_reading, read_once, seconds
 from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
 from spotlights.attention import AskTop, AskTotals
-from spotlights.memory.reader import MemoryReader
 
 BATCH, EXAMPLES = 128, 40_053
 
@@ -66,24 +63,6 @@ def link_five_times(source: Path, target: Path) -> None:
     (target / "memory.json").write_text(json.dumps(manifest))
 
 
-def read_once(path: Path) -> Callable[[], None]:
-    """Sums every key of the memory, as the scan reads them: mapped, in one thread per core."""
-    reader = MemoryReader(path)
-    parts = [part for layer in reader.layers.values() for part in layer.parts]
-
-    def total(part: object) -> float:
-        torch.set_num_threads(1)
-        return float(part.tensor("keys").sum())  # type: ignore[attr-defined]
-
-    def run() -> None:
-        threads = torch.get_num_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            sum(pool.map(total, parts))
-        torch.set_num_threads(threads)
-
-    return run
-
-
 def ask_once(path: Path, model: nn.Module) -> Callable[[], None]:
     memory = sl.open(path)
     query = torch.randn(1, 784)
@@ -94,12 +73,6 @@ def ask_once(path: Path, model: nn.Module) -> Callable[[], None]:
     return run
 
 
-def seconds(action: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def measure(name: str, path: Path, model: nn.Module, turns: int) -> None:
     read, ask = read_once(path), ask_once(path, model)
     read()
@@ -108,9 +81,7 @@ def measure(name: str, path: Path, model: nn.Module, turns: int) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{name}: {len(sl.open(path)):,} slots x 3 layers: one query, all layers, top 500 per class and totals "
-        f"{1e3 * statistics.median(b for _, b in pairs):.0f} ms; reading the keys once "
-        f"{1e3 * statistics.median(a for a, _ in pairs):.0f} ms; median ratio "
-        f"{statistics.median(b / a for a, b in pairs):.2f}; largest memory so far {peak:,.0f} MB"
+        f"{beside_reading(pairs)}; largest memory so far {peak:,.0f} MB"
     )
 
 

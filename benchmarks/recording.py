@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from in_turns import beside_unrecorded
 from torch import nn
 from torch.nn import functional as F
 
@@ -130,17 +131,14 @@ def measure(dtype: str, turns: int, steps: int) -> None:
         copy = None if dtype == "int8" else BareCopy(bare, Path(folder) / "bare", dtype)
         bare.steps(steps, copy)
         times = [(plain.steps(steps), recorded.steps(steps, r), bare.steps(steps, copy)) for _ in range(turns)]
-    ratios = sorted(b / a for a, b, _ in times)
-    step = statistics.median(a for a, _, _ in times) / steps
     floor = (
         ""
         if copy is None
         else f"; copying and writing alone: median {statistics.median(c / a for a, _, c in times):.3f}"
     )
     print(
-        f"{dtype:8} recorded / unrecorded: median {statistics.median(ratios):.3f} "
-        f"(quartiles {ratios[len(ratios) // 4]:.3f} to {ratios[-len(ratios) // 4]:.3f}, {turns} turns of "
-        f"{steps} steps, {1e3 * step:.1f} ms a step unrecorded){floor}; extra memory {extra:.0f} MB"
+        f"{dtype:8} recorded / unrecorded: {beside_unrecorded([(a, b) for a, b, _ in times], steps)}"
+        f"{floor}; extra memory {extra:.0f} MB"
     )
 
 

@@ -12,13 +12,13 @@ rounding); with keys alone (`errors=False`). The first and the last train to the
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from in_turns import beside_unrecorded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -113,14 +113,8 @@ def measure(make: type[Characters | Words], dtype: str, turns: int, steps: int, 
     ):
         recorded.steps(steps, r)
         pairs = [(plain.steps(steps), recorded.steps(steps, r)) for _ in range(turns)]
-    ratios = sorted(b / a for a, b in pairs)
-    step = statistics.median(a for a, _ in pairs) / steps
-    print(
-        f"{make.__name__.lower():10} {dtype:8} {arm:16} recorded / unrecorded: "
-        f"median {statistics.median(ratios):.3f} (quartiles {ratios[len(ratios) // 4]:.3f} to "
-        f"{ratios[-len(ratios) // 4]:.3f}, {turns} turns of {steps} steps, {1e3 * step:.1f} ms a step unrecorded)",
-        flush=True,
-    )
+    name = f"{make.__name__.lower():10} {dtype:8} {arm:16}"
+    print(f"{name} recorded / unrecorded: {beside_unrecorded(pairs, steps)}", flush=True)
 
 
 if __name__ == "__main__":
