@@ -25,20 +25,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def optional(*names: str, help: str, **limits: Any) -> Any:
+    """An option that need not be given: its help says what happens then, where a default would say None."""
+    return typer.Option(*names, help=help, show_default=False, **limits)
+
+
 MemoryPath = Annotated[Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a demo or of a run, or its memory.")]
 QueryName = Annotated[
     str,
     typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID, or text:PROMPT where the run has them."),
 ]
-Layer = Annotated[str | None, typer.Option(help="The layer; the last one by default.", show_default=False)]
+Layer = Annotated[str | None, optional(help="The layer; the last one by default.")]
 MeasureName = Annotated[
     str,
     typer.Option(help="contribution, influence (an estimate, over all layers), score or absolute (the score's size)."),
 ]
-Target = Annotated[
-    int | None, typer.Option(min=0, help="The output; what the network says by default.", show_default=False)
-]
+Target = Annotated[int | None, optional(min=0, help="The output; what the network says by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spotlights.cli.common import AsJson, app, plain_errors, print_json, print_result
+from spotlights.cli.common import AsJson, app, optional, plain_errors, print_json, print_result
 from spotlights.errors import SettingError
 
 
@@ -44,23 +44,18 @@ def run(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        optional(
             help="paper (the default; laptop for char-lm and word-lm); quick (seconds); table1, text, long, laptop (a "
-            "quarter of an hour) or sgd, where the experiment has them.",
-            show_default=False,
+            "quarter of an hour) or sgd, where the experiment has them."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps.", show_default=False)] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="The text file of char-lm and word-lm, in UTF-8.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder; runs/NAME-PRESET-SEED by default.", show_default=False)
-    ] = None,
+    steps: Annotated[int | None, optional(min=1, help="Another number of steps.")] = None,
+    text: Annotated[Path | None, optional(help="The text file of char-lm and word-lm, in UTF-8.")] = None,
+    out: Annotated[Path | None, optional(help="The folder; runs/NAME-PRESET-SEED by default.")] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Repeat the run that this run.json describes.", show_default=False),
+        optional("--from", help="Repeat the run that this run.json describes."),
     ] = None,
     discard: Annotated[
         bool, typer.Option("--discard-memory", help="Throw the memory away once it is analysed.")
@@ -112,7 +107,7 @@ def reproduce(
 @app.command(epilog="Example:  [bold]spotlights report runs/mnist-single-paper-* --out reports/mnist-single[/]")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that spotlights run made.")],
-    out: Annotated[Path | None, typer.Option(help="The folder; RUN/report by default.", show_default=False)] = None,
+    out: Annotated[Path | None, optional(help="The folder; RUN/report by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about some runs, and its figures as PNG and PDF."""

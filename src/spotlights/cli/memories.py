@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spotlights.cli.common import AsJson, MemoryPath, app, plain_errors, print_json, print_result, waiting
+from spotlights.cli.common import AsJson, MemoryPath, app, optional, plain_errors, print_json, print_result, waiting
 
 
 @app.command(epilog="Example:  [bold]spotlights info runs/demo/demo.memory[/]")
@@ -43,14 +43,12 @@ def verify(memory: MemoryPath, as_json: AsJson = False) -> None:
 def audit(
     memory: MemoryPath,
     k: Annotated[int, typer.Option("-k", min=1, help="How many suspects.")] = 100,
-    data: Annotated[
-        str | None, typer.Option(help="mnist, fashion-mnist or digits: whose pictures to show.", show_default=False)
-    ] = None,
+    data: Annotated[str | None, optional(help="mnist, fashion-mnist or digits: whose pictures to show.")] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(help="A file with one example on each line; its id is its line, from 0.", show_default=False),
+        optional(help="A file with one example on each line; its id is its line, from 0."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; audit/NAME by default.", show_default=False)] = None,
+    out: Annotated[Path | None, optional(help="The folder; audit/NAME by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank the training examples that look mislabelled, also while training runs; writes CSV and HTML."""

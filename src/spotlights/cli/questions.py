@@ -15,6 +15,7 @@ from spotlights.cli.common import (
     RunPath,
     Target,
     app,
+    optional,
     plain_errors,
     print_json,
     print_result,
@@ -54,9 +55,7 @@ def totals(
     run: RunPath,
     query: QueryName,
     by: Annotated[str, typer.Option(help="The column: label, source, step, or another of the memory.")] = "label",
-    bins: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="That many ranges of the column.", show_default=False)
-    ] = None,
+    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
     layer: Layer = None,
     measure: MeasureName = "contribution",
     target: Target = None,
@@ -77,9 +76,7 @@ def mask(
     left_out: Annotated[
         str, typer.Argument(metavar="MASK", help="What to leave out, such as label:3,5;source:mnist;steps:0-300.")
     ],
-    layers: Annotated[
-        str | None, typer.Option(help="Only in these layers, such as layers.1,layers.2.", show_default=False)
-    ] = None,
+    layers: Annotated[str | None, optional(help="Only in these layers, such as layers.1,layers.2.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show an answer with and without some of the training."""
@@ -99,33 +96,31 @@ def passages(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a language model's run, or the memory in it.")
     ],
-    prompt: Annotated[str | None, typer.Option(help="Text to ask about, at its end.", show_default=False)] = None,
+    prompt: Annotated[str | None, optional(help="Text to ask about, at its end.")] = None,
     source: Annotated[
         str | None,
-        typer.Option("--query-from", help="Instead of a prompt: test or train, with --at.", show_default=False),
+        optional("--query-from", help="Instead of a prompt: test or train, with --at."),
     ] = None,
-    at: Annotated[
-        int | None, typer.Option(min=0, help="A position of that text, counted from 0.", show_default=False)
-    ] = None,
+    at: Annotated[int | None, optional(min=0, help="A position of that text, counted from 0.")] = None,
     last: Annotated[int, typer.Option(min=1, help="Ask about so many tokens at the end, together.")] = 1,
     kernel: Annotated[
         str, typer.Option(help="How keys and queries are compared: dot (what the network does), cosine, cosine-parts.")
     ] = "cosine",
     part: Annotated[
         str | None,
-        typer.Option(help="Only by x, the token itself, or h, what was read before it.", show_default=False),
+        optional(help="Only by x, the token itself, or h, what was read before it."),
     ] = None,
     measure: Annotated[
         str, typer.Option(help="score, or contribution: what the passages add to the logit of the next token.")
     ] = "score",
     toward: Annotated[
         str | None,
-        typer.Option(help="With contribution: the next token; what the network says by default.", show_default=False),
+        optional(help="With contribution: the next token; what the network says by default."),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
     around: Annotated[
         int | None,
-        typer.Option(min=0, help="Show at most so many tokens on either side.", show_default=False),
+        optional(min=0, help="Show at most so many tokens on either side."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
