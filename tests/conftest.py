@@ -1,5 +1,6 @@
 """Where the tests find data sets: `$SPOTLIGHTS_DATA`, or else a data folder beside the checkout."""
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,4 +29,15 @@ def quick_figures() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def load_once() -> Iterator[None]:
+    """The same files need not be unpacked for every run."""
+    from spotlights.datasets import load
+    from spotlights.experiments import images
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "load", functools.cache(load))
         yield

@@ -6,9 +6,8 @@ in lists, and each number is computed from them by loops over test images and sl
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from real_data import need
 from spotlights.attention.means import AskMeans
 from spotlights.attention.weighted import WeightedScores
-from spotlights.datasets import load
-from spotlights.experiments import images, mnist_continual
+from spotlights.experiments import mnist_continual
 from spotlights.experiments.analyses.audit import audit
 from spotlights.experiments.analyses.cases import Case, Wanted, cases, find
 from spotlights.experiments.analyses.categories import CategoryTotals, categories, total_scores
@@ -34,6 +33,8 @@ from spotlights.experiments.analyses.votes import votes
 from spotlights.experiments.images import Images
 from spotlights.experiments.network import mlp
 from spotlights.experiments.training import Trained, accuracy, without_replacement
+
+pytestmark = pytest.mark.usefixtures("load_once")
 
 SETTINGS = replace(
     mnist_continual.PRESETS["quick"],
@@ -82,20 +83,9 @@ class Plain:
     final: nn.Module
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _load_once() -> Iterator[None]:
-    """The same files need not be unpacked for every run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "load", functools.cache(load))
-        yield
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    try:
-        load("mnist", "test"), load("fashion-mnist", "test")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("mnist", "fashion-mnist")
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     return mnist_continual.run(SETTINGS, seed=3, path=tmp_path_factory.mktemp("analyses") / "run.memory")
 

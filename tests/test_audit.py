@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import spotlights as sl
+from real_data import need
 from spotlights.cli import app
 from spotlights.experiments import retrain_check
 from spotlights.experiments.images import prepare
@@ -69,10 +70,7 @@ def test_audit_shows_texts_by_line(memory: tuple[Path, list[int]], tmp_path: Pat
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of 128 on 600 images: many are never seen."""
-    try:
-        sl.datasets.load("mnist", "test")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("mnist")
     return run_experiment("mnist-single", preset="quick", steps=2, out=tmp_path_factory.mktemp("runs") / "a")
 
 

@@ -21,6 +21,7 @@ from training import (
     assert_exact,
     distance,
     elsewhere,
+    kill_at_call,
     network,
     processes,
     same,
@@ -67,23 +68,7 @@ def _record_until_killed(path: Path, start: int, begins: Any) -> None:
 
 
 def _kill_at_call(path: Path, start: int, call: int) -> None:
-    """Kills its own process at the n-th call by which a file system is changed."""
-    calls = 0
-
-    def counted(name: str) -> Any:
-        original = getattr(os, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        return wrapped
-
-    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
-        setattr(os, name, counted(name))
+    kill_at_call(call)
     _run(start, range(start, STEPS), path)
 
 

@@ -1,8 +1,6 @@
 """The image experiments: the paper's data, runs that can be repeated, a command for each."""
 
-import functools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,9 +12,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import spotlights as sl
+from real_data import need
 from spotlights.cli import app
 from spotlights.datasets import load
-from spotlights.experiments import images, mnist_continual, mnist_joint, mnist_single
+from spotlights.experiments import mnist_continual, mnist_joint, mnist_single
 from spotlights.experiments.images import prepare, training_positions
 from spotlights.experiments.registry import EXPERIMENTS, experiment_named, preset_named
 from spotlights.experiments.reproduce import PLAN, planned_runs, run_plan
@@ -24,29 +23,15 @@ from spotlights.experiments.results import Results, from_plain, load_results, to
 from spotlights.experiments.running import load_run, repeat, run_experiment
 from spotlights.experiments.training import without_replacement
 
+pytestmark = pytest.mark.usefixtures("load_once")
+
 SMALL = {"train_images": 200, "test_images": 60, "hidden": (12, 8), "timeline_images": 20, "lost_images": 10}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _load_once() -> Iterator[None]:
-    """The same files need not be unpacked for every run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "load", functools.cache(load))
-        yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    _need("mnist")
+    need("mnist")
     return run_experiment("mnist-single", preset="quick", steps=12, out=tmp_path_factory.mktemp("runs") / "a")
-
-
-def _need(*sources: str) -> None:
-    try:
-        for source in sources:
-            load(source, "test")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
 
 
 # -- data -------------------------------------------------------------------------------------
@@ -61,7 +46,7 @@ def test_the_paper_trains_on_40053_images() -> None:
 
 
 def test_inputs_are_normalised_by_the_training_images() -> None:
-    _need("mnist")
+    need("mnist")
     prepared = prepare("mnist", 500, 100)
     assert len(prepared.train) == 500
     assert len(prepared.test) == 100
@@ -74,7 +59,7 @@ def test_inputs_are_normalised_by_the_training_images() -> None:
 
 
 def test_every_example_comes_once_before_any_comes_twice() -> None:
-    _need("mnist", "fashion-mnist")
+    need("mnist", "fashion-mnist")
     data = [prepare(source, 100, 10).train for source in ("mnist", "fashion-mnist")]
     settings = replace(mnist_joint.PRESETS["quick"], batch=32)
     batches = list(islice(without_replacement(data, settings, 0), 13))
@@ -89,7 +74,7 @@ def test_every_example_comes_once_before_any_comes_twice() -> None:
 
 
 def test_the_task_changes_at_the_switch(tmp_path: Path) -> None:
-    _need("mnist", "fashion-mnist")
+    need("mnist", "fashion-mnist")
     settings = replace(mnist_continual.PRESETS["quick"], steps=9, switch=4, batch=16, **SMALL)
     trained = mnist_continual.run(settings, seed=1, path=tmp_path / "m")
     assert len(trained.memory.where(source="mnist")) == 4 * 16
@@ -221,7 +206,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command_runs_and_says_what_it_found(tmp_path: Path) -> None:
-    _need("mnist")
+    need("mnist")
     arguments = [
         "run",
         "mnist-single",

@@ -8,7 +8,6 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import spotlights as sl
 from spotlights.memory import folded_writer
 from spotlights.memory.manifest import read_manifest
-from training import examples, network, processes, same, sgd, state, train
+from training import examples, kill_at_call, network, processes, same, sgd, state, train
 
 STEPS, FLUSH = 30, 6
 """A checkpoint, with a snapshot that goes with it, at every sixth step."""
@@ -179,24 +178,8 @@ def _record_until_killed(path: Path, start: int) -> None:
 
 
 def _kill_at_call(path: Path, start: int, call: int) -> None:
-    """Kills its own process at the n-th call by which a file system is changed."""
+    kill_at_call(call)
     _all_the_time()
-    calls = 0
-
-    def counted(name: str) -> Callable[..., Any]:
-        original = getattr(os, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
-
-        return wrapped
-
-    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
-        setattr(os, name, counted(name))
     _run(start, STEPS, path)
 
 

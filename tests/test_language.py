@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import spotlights as sl
 from explorers import get
+from real_data import need
 from spotlights.cli import app
 from spotlights.datasets import read_text
 from spotlights.experiments import aesop_char, char_lm, wikitext2_word
@@ -300,10 +301,7 @@ def test_the_report_has_the_judgement_and_the_settings(characters: Path, words: 
 
 
 def test_the_report_shows_the_papers_queries_with_marks(tmp_path: Path):
-    try:
-        sl.datasets.load("aesop")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("aesop")
     folder = run_experiment("aesop-char", preset="quick", steps=3, out=tmp_path / "r")
     tables = load_results(folder, LanguageResults).tables
     assert [table.number for table in tables] == [2, 3]  # the third is not in the first 6,000 characters

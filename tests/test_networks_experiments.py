@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import spotlights as sl
+from real_data import need
 from spotlights.cli import app
 from spotlights.datasets import read_text
 from spotlights.experiments import aesop_gpt, mnist_cnn
@@ -42,10 +43,7 @@ def spotlights(*arguments: object):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        sl.datasets.load("mnist", "test")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("mnist")
     torch.set_num_threads(1)
     return run_experiment("mnist-cnn", preset="quick", steps=8, out=tmp_path_factory.mktemp("cnn") / "run")
 
@@ -257,10 +255,7 @@ def test_two_levels_refuse_what_is_not_there(gpt: TrainedLanguage):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        sl.datasets.load("aesop")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("aesop")
     return run_experiment("aesop-gpt", preset="quick", steps=6, out=tmp_path_factory.mktemp("gpt") / "run")
 
 

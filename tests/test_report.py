@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 import spotlights as sl
+from real_data import need
 from spotlights.cli import app
-from spotlights.datasets import load
-from spotlights.experiments import images
 from spotlights.experiments.paper import TABLE_1, TABLE_1_COLUMNS, Reported
 from spotlights.experiments.results import load_results, save_results
 from spotlights.experiments.running import load_run, run_experiment
@@ -33,21 +30,12 @@ from spotlights.report.tables import (
     table_1_rows,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _load_once() -> Iterator[None]:
-    """The same files need not be unpacked for every run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "load", functools.cache(load))
-        yield
+pytestmark = pytest.mark.usefixtures("load_once")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    try:
-        load("mnist", "test"), load("fashion-mnist", "test")
-    except sl.DatasetError as error:
-        pytest.skip(str(error))
+    need("mnist", "fashion-mnist")
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("report")
     found = {}

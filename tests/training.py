@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -137,6 +139,26 @@ def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
     """Calls the function in a process of its own, without run-time type checks; returns what it returns."""
     with ProcessPoolExecutor(1, mp_context=processes()) as pool:
         return pool.submit(function, *args).result(timeout=120)
+
+
+def kill_at_call(call: int) -> None:
+    """This process will be killed at the n-th call by which a file system is changed."""
+    calls = 0
+
+    def counted(name: str) -> Any:
+        original = getattr(os, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
+        setattr(os, name, counted(name))
 
 
 def slots(memory: sl.Memory, model: nn.Module, layer: str, inputs: Tensor) -> list[dict[str, Any]]:
