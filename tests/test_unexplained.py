@@ -117,3 +117,21 @@ def test_weights_changed_outside_the_optimizer_are_reported(tmp_path, how):
     assert verified["2"].moved_steps == []
     assert verified["2"].ok
     assert sl.open(tmp_path / "m").as_of(4).verify()["0"].ok, "up to the change the memory is exact"
+
+
+def test_how_much_is_unexplained_is_said_of_the_gradients_not_of_weights_that_moved(tmp_path):
+    model = network()
+    optimizer = sgd(model)
+
+    def disturb(step: int) -> None:
+        with torch.no_grad():
+            model[0].weight.grad += 1.0
+
+    with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
+        train(model, optimizer, 2, recorder, before_step=disturb)
+        with torch.no_grad():
+            model[0].weight += 1.0
+        train(model, optimizer, range(2, 3), recorder)
+    said = " ".join(str(sl.open(tmp_path / "m").verify(model)).split())
+    assert re.search(r"0: gradients that .* do not explain at 2 steps \(0, 1\); at worst \d+% of the gradient", said)
+    assert re.search(r"0: weights changed outside the optimizer at 1 steps \(2\)(?!;)", said)

@@ -73,24 +73,16 @@ class Verification(Mapping[str, Check], Printable):
         rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
         for name, check in self.items():
             verdict = "yes" if check.ok else "NO"
-            rows.append(
-                [
-                    name,
-                    verdict,
-                    f"{check.relative_error:.1e}",
-                    f"{check.change_error:.1e}",
-                    check.compared_with,
-                ]
-            )
-            for steps, what in (
-                (check.unexplained_steps, "gradients that the recorded slots do not explain"),
-                (check.moved_steps, "weights changed outside the optimizer"),
+            errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
+            rows.append([name, verdict, *errors, check.compared_with])
+            worst = f"; at worst {check.worst_residual:.0%} of the gradient"
+            for steps, what, more in (
+                (check.unexplained_steps, "gradients that the recorded slots do not explain", worst),
+                (check.moved_steps, "weights changed outside the optimizer", ""),
             ):
                 if steps:
                     first = ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
-                    notes.append(f"{name}: {what} at {len(steps)} steps ({first})")
-            if check.unexplained_steps:
-                notes[-1] += f"; at worst {check.worst_residual:.0%} of the gradient"
+                    notes.append(f"{name}: {what} at {len(steps)} steps ({first}){more}")
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
 
