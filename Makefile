@@ -18,8 +18,8 @@ demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memor
 
 # Some of it once more with every annotated shape and type checked at every call, which takes three times as long.
 SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
-SHAPED := $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots attention \
-	contributions layer_adapters influence passages folding))
+SHAPED := $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots attend attention \
+	scan contributions layer_adapters influence passages folding))
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

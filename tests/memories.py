@@ -264,3 +264,7 @@ def brute_top(values: Sequence[float], k: int, chosen: Iterable[int] | None = No
     """The slots with the k largest values, the lowest slot first among equals."""
     slots = range(len(values)) if chosen is None else chosen
     return sorted(slots, key=lambda slot: (-values[slot], slot))[:k]
+
+
+def attend(run: Run, layer: str, **options) -> sl.Attention:
+    return run.memory.attend(run.model, run.queries, **options)[layer]

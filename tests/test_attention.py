@@ -1,18 +1,14 @@
-"""Scores, top and totals: what a plain loop over all slots says, however the slots are cut into blocks."""
+"""Scores, top and totals: what a plain loop over all slots says."""
 
-import copy
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import spotlights as sl
-from memories import LAYERS, Run, brute_top, brute_totals, mlp, sequence, train, twice, whole_numbers
-from spotlights.attention import AskTop, AskTotals, measure
-from spotlights.attention import scan as scanning
+from memories import LAYERS, Run, attend, brute_top, brute_totals, mlp, sequence, train, twice, whole_numbers
+from spotlights.attention import measure
 
 
 def plain_scores(run: Run, layer: str, queries: torch.Tensor | None = None) -> torch.Tensor:
@@ -26,10 +22,6 @@ def plain_scores(run: Run, layer: str, queries: torch.Tensor | None = None) -> t
     hook.remove()
     rows = torch.cat(seen)
     return torch.stack([torch.stack([slot.key @ q for slot in run.slots[layer]]) for q in rows])
-
-
-def attend(run: Run, layer: str, **options) -> sl.Attention:
-    return run.memory.attend(run.model, run.queries, **options)[layer]
 
 
 # -- scores ---------------------------------------------------------------------------------
@@ -279,121 +271,6 @@ def test_totals_of_a_view_are_zero_for_groups_outside_it():
         torch.testing.assert_close(totals.values[:, number], expected, rtol=1e-12, atol=1e-12)
 
 
-# -- one scan, however it is cut --------------------------------------------------------------
-
-
-def answers(run: Run, layer: str) -> list[torch.Tensor]:
-    a = attend(run, layer)
-    top, per, example = a.top(9), a.top(4, per="label"), a.top(6, by="example")
-    contributions = a.contributions(target=1)
-    return [
-        a.scores(),
-        top.values, top.slots, per.values, per.slots, example.values, example.slots,
-        a.totals("rating").values, a.totals("step", bins=4).values, a.totals("label", absolute=True).values,
-        attend(run, layer, kernel="cosine").scores(), attend(run, layer, kernel="softmax").scores(),
-        contributions.top(5).values, contributions.bottom(5).slots, contributions.total(),
-        run.memory.weights(layer), run.memory.dual(run.model)(run.queries),
-    ]  # fmt: skip
-
-
-def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor], cause: str) -> None:
-    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        same = torch.allclose(one.double(), other.double(), rtol=1e-11, atol=1e-11, equal_nan=True)
-        assert one.shape == other.shape, f"answer {number} depends on {cause}"
-        assert same, f"answer {number} depends on {cause}"
-
-
-@pytest.mark.parametrize("layer", ["0", "4"])
-@pytest.mark.parametrize("rows", [7, 64])
-def test_answers_do_not_depend_on_block_size(layer: str, rows: int, monkeypatch: pytest.MonkeyPatch):
-    run = mlp()
-    expected = answers(run, layer)
-    monkeypatch.setattr(scanning, "MIN_ROWS", rows)
-    monkeypatch.setattr(scanning, "MAX_ROWS", rows)
-    assert_same(answers(run, layer), expected, "the block size")
-
-
-@pytest.mark.parametrize("layer", ["0", "4"])
-@pytest.mark.parametrize("threads", [2, 3])
-def test_answers_do_not_depend_on_the_number_of_threads(layer: str, threads: int, monkeypatch: pytest.MonkeyPatch):
-    run = mlp()
-    expected = answers(run, layer)
-    kept = torch.get_num_threads()
-    for name, value in (("MIN_ROWS", 23), ("MAX_ROWS", 23), ("_SMALL", 0)):
-        monkeypatch.setattr(scanning, name, value)
-    try:
-        torch.set_num_threads(threads)
-        found = answers(run, layer)
-        assert torch.get_num_threads() == threads, "a scan must leave torch's thread count as it was"
-    finally:
-        torch.set_num_threads(kept)
-    assert_same(found, expected, "the number of threads")
-
-
-@pytest.mark.parametrize("layer", ["0", "4"])
-def test_answers_do_not_depend_on_how_queries_are_batched(layer: str, monkeypatch: pytest.MonkeyPatch):
-    from spotlights import dual
-
-    run = mlp()
-    expected = answers(run, layer)
-    monkeypatch.setattr(measure, "_QUERIES_AT_ONCE", 2)
-    monkeypatch.setattr(dual, "_QUERIES_AT_ONCE", 2)
-    assert_same(answers(run, layer), expected, "the batches of queries")
-
-
-@settings(max_examples=12, deadline=None)
-@given(rows=st.integers(4, 200), threads=st.integers(1, 3), k=st.integers(1, 200))
-def test_exact_scores_give_the_same_slots_for_any_cut(rows: int, threads: int, k: int):
-    run = mlp()
-    a = attend(run, "0")  # whole numbers: no rounding, many ties
-    reducers = [AskTop(k).reducer(a, 3), AskTotals("label").reducer(a, 3)]
-    job = scanning.Job(a.layer, a.view.selection, 3, a.values(slice(0, 3)), reducers)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "_SMALL", 0)
-        scanning.scan([job], threads=threads, rows=rows)
-    slots = reducers[0].result(3)[1]
-    for query, scores in enumerate(a.scores().tolist()):
-        assert slots[query, 0].tolist() == brute_top(scores, k)
-    assert torch.equal(reducers[1].sums, a.totals("label").values)
-
-
-def test_several_questions_of_all_layers_share_one_scan_and_answer_the_same():
-    run = mlp()
-    spots = run.memory.attend(run.model, run.queries)
-    together = spots.ask(AskTop(4, per="label"), AskTotals("source"))
-    assert list(together) == list(LAYERS)
-    for layer, (top, totals) in together.items():
-        assert torch.equal(top.slots, spots[layer].top(4, per="label").slots)
-        assert torch.equal(totals.values, spots[layer].totals("source").values)
-
-
-def test_a_scan_never_holds_more_than_a_block_of_values(monkeypatch: pytest.MonkeyPatch):
-    run = mlp()
-    monkeypatch.setattr(scanning, "MIN_ROWS", 16)
-    monkeypatch.setattr(scanning, "MAX_ROWS", 16)
-    sizes = []
-    feed = scanning._feed
-
-    def watched(reducers, block, values):
-        sizes.append(len(block))
-        feed(reducers, block, lambda block: _at_most(values(block), 3 * 16))
-
-    def _at_most(values: torch.Tensor, bound: int) -> torch.Tensor:
-        assert values.numel() <= bound
-        return values
-
-    monkeypatch.setattr(scanning, "_feed", watched)
-    attend(run, "2").top(5)
-    run.memory.where(label=[0, 1, 2]).attend(run.model, run.queries)["2"].totals("label")
-    assert max(sizes) <= 16, "a block is larger than what the scan asked for"
-    assert sum(sizes) > 180
-
-
-def test_blocks_of_a_scan_shrink_when_there_are_many_queries():
-    largest = max(queries * scanning._block_rows(queries) for queries in (0, 1, 10, 100, 1024))
-    assert largest <= scanning.BLOCK_VALUES, "a block of values grows with the number of queries"
-
-
 # -- empty ------------------------------------------------------------------------------------
 
 
@@ -438,113 +315,6 @@ def test_a_memory_without_steps_answers_with_nothing():
 def test_answers_of_another_kernel_say_that_they_are_for_looking():
     assert "for looking" in str(attend(mlp(), "0", kernel="cosine").top(2))
     assert "for looking" not in str(attend(mlp(), "0").top(2))
-
-
-# -- names and shapes that do not exist -------------------------------------------------------
-
-
-def test_unknown_names_are_refused_with_a_list_of_what_there_is():
-    run = mlp()
-    spots = run.memory.attend(run.model, run.queries)
-    with pytest.raises(sl.UnknownNameError, match=r'No layer "fc9".*It has: 0, 2, 4'):
-        spots["fc9"]
-    with pytest.raises(sl.UnknownNameError, match=r'No layer "fc9".*It has: 0, 2, 4'):
-        run.memory.weights("fc9")
-    for ask in (spots["0"].totals, lambda column: spots["0"].top(3, by=column),
-                lambda column: spots["0"].top(3, per=column)):  # fmt: skip
-        with pytest.raises(sl.UnknownNameError, match=r'No column "colour".*example, label'):
-            ask("colour")
-    with pytest.raises(sl.SettingError, match=r"'rbf'.*dot, cosine, cosine-parts, softmax"):
-        run.memory.attend(run.model, run.queries, kernel="rbf")
-
-
-def test_attend_with_another_model_is_refused_with_both_shapes():
-    run = mlp()
-    other = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).double()
-    with pytest.raises(sl.ShapeMismatchError, match=r'"0" has a weight of shape \(8, 5\).*\(7, 5\)'):
-        run.memory.attend(other, run.queries)
-    with pytest.raises(sl.UnknownNameError, match=r'no linear layer "2".*It has: 0, 1'):
-        run.memory.attend(nn.Sequential(nn.Linear(5, 7), nn.ReLU()).double(), run.queries)
-
-
-# -- the model stays as it was ----------------------------------------------------------------
-
-
-def state_of(model: nn.Module) -> list:
-    return [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_attend_leaves_mode_hooks_and_gradients_as_they_were(training: bool):
-    run = mlp()
-    model = copy.deepcopy(run.model).train(training)
-    model[1].train(not training)
-    before = state_of(model)
-    run.memory.attend(model, run.queries)["0"].contributions(target=1).top(2)
-    assert state_of(model) == before
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_attend_leaves_the_model_as_it_was_when_its_forward_fails():
-    run = mlp()
-    model = copy.deepcopy(run.model).train()
-    before = state_of(model)
-    with pytest.raises(RuntimeError):
-        run.memory.attend(model, torch.zeros(2, 99).double())
-    model[4] = nn.Linear(1, 1)
-    with pytest.raises(sl.ShapeMismatchError):
-        run.memory.attend(model, run.queries)
-    assert state_of(model) == before
-
-
-def test_attend_runs_the_model_in_eval_mode():
-    run = mlp()
-    model = nn.Sequential(*copy.deepcopy(run.model), nn.Dropout(0.9)).train()
-    output = run.memory.attend(model, run.queries).output
-    assert torch.equal(output, run.model(run.queries))
-
-
-class Arguments(nn.Module):
-    """The network of `mlp`, with two arguments."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        for name, module in inner.named_children():
-            self.add_module(name, module)
-
-    def forward(self, x: torch.Tensor, *, scale: float = 1.0, y: torch.Tensor | None = None) -> torch.Tensor:
-        for module in self.children():
-            x = module(x)
-        return x * scale if y is None else x + y
-
-
-def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
-    run = mlp()
-    model = Arguments(run.model)
-    expected = run.memory.attend(run.model, run.queries)["2"].scores()
-    for inputs in (run.queries, (run.queries,), {"x": run.queries, "scale": 3.0}):
-        assert torch.equal(run.memory.attend(model, inputs)["2"].scores(), expected)
-    assert torch.equal(run.memory.attend(model, {"x": run.queries, "scale": 3.0}).output, 3.0 * run.model(run.queries))
-
-
-def test_queries_are_kept_as_they_were_when_the_layer_saw_them():
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(5, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.fc(x)
-            if not self.training:
-                x.zero_()
-            return y
-
-    inputs = whole_numbers(6, 5)
-    run = train(Overwrites().double(), [(inputs, torch.zeros(6, dtype=torch.int64), {})])
-    for parameter in run.model.parameters():
-        parameter.requires_grad_(False)
-    scores = run.memory.attend(run.model, inputs.clone())["fc"].scores()
-    assert torch.equal(scores, inputs @ inputs.T), "queries share memory with a tensor the model overwrites"
 
 
 def test_a_diverged_network_still_prints():

@@ -1,0 +1,114 @@
+"""`memory.attend`: what it takes and refuses, and that the model stays as it was."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import spotlights as sl
+from memories import mlp, train, whole_numbers
+
+
+def test_unknown_names_are_refused_with_a_list_of_what_there_is():
+    run = mlp()
+    spots = run.memory.attend(run.model, run.queries)
+    with pytest.raises(sl.UnknownNameError, match=r'No layer "fc9".*It has: 0, 2, 4'):
+        spots["fc9"]
+    with pytest.raises(sl.UnknownNameError, match=r'No layer "fc9".*It has: 0, 2, 4'):
+        run.memory.weights("fc9")
+    for ask in (spots["0"].totals, lambda column: spots["0"].top(3, by=column),
+                lambda column: spots["0"].top(3, per=column)):  # fmt: skip
+        with pytest.raises(sl.UnknownNameError, match=r'No column "colour".*example, label'):
+            ask("colour")
+    with pytest.raises(sl.SettingError, match=r"'rbf'.*dot, cosine, cosine-parts, softmax"):
+        run.memory.attend(run.model, run.queries, kernel="rbf")
+
+
+def test_attend_with_another_model_is_refused_with_both_shapes():
+    run = mlp()
+    other = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).double()
+    with pytest.raises(sl.ShapeMismatchError, match=r'"0" has a weight of shape \(8, 5\).*\(7, 5\)'):
+        run.memory.attend(other, run.queries)
+    with pytest.raises(sl.UnknownNameError, match=r'no linear layer "2".*It has: 0, 1'):
+        run.memory.attend(nn.Sequential(nn.Linear(5, 7), nn.ReLU()).double(), run.queries)
+
+
+# -- the model stays as it was ----------------------------------------------------------------
+
+
+def state_of(model: nn.Module) -> list:
+    return [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attend_leaves_mode_hooks_and_gradients_as_they_were(training: bool):
+    run = mlp()
+    model = copy.deepcopy(run.model).train(training)
+    model[1].train(not training)
+    before = state_of(model)
+    run.memory.attend(model, run.queries)["0"].contributions(target=1).top(2)
+    assert state_of(model) == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_attend_leaves_the_model_as_it_was_when_its_forward_fails():
+    run = mlp()
+    model = copy.deepcopy(run.model).train()
+    before = state_of(model)
+    with pytest.raises(RuntimeError):
+        run.memory.attend(model, torch.zeros(2, 99).double())
+    model[4] = nn.Linear(1, 1)
+    with pytest.raises(sl.ShapeMismatchError):
+        run.memory.attend(model, run.queries)
+    assert state_of(model) == before
+
+
+def test_attend_runs_the_model_in_eval_mode():
+    run = mlp()
+    model = nn.Sequential(*copy.deepcopy(run.model), nn.Dropout(0.9)).train()
+    output = run.memory.attend(model, run.queries).output
+    assert torch.equal(output, run.model(run.queries))
+
+
+class Arguments(nn.Module):
+    """The network of `mlp`, with two arguments."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        for name, module in inner.named_children():
+            self.add_module(name, module)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0, y: torch.Tensor | None = None) -> torch.Tensor:
+        for module in self.children():
+            x = module(x)
+        return x * scale if y is None else x + y
+
+
+def test_inputs_may_be_a_tensor_a_tuple_or_a_dict():
+    run = mlp()
+    model = Arguments(run.model)
+    expected = run.memory.attend(run.model, run.queries)["2"].scores()
+    for inputs in (run.queries, (run.queries,), {"x": run.queries, "scale": 3.0}):
+        assert torch.equal(run.memory.attend(model, inputs)["2"].scores(), expected)
+    assert torch.equal(run.memory.attend(model, {"x": run.queries, "scale": 3.0}).output, 3.0 * run.model(run.queries))
+
+
+def test_queries_are_kept_as_they_were_when_the_layer_saw_them():
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            if not self.training:
+                x.zero_()
+            return y
+
+    inputs = whole_numbers(6, 5)
+    run = train(Overwrites().double(), [(inputs, torch.zeros(6, dtype=torch.int64), {})])
+    for parameter in run.model.parameters():
+        parameter.requires_grad_(False)
+    scores = run.memory.attend(run.model, inputs.clone())["fc"].scores()
+    assert torch.equal(scores, inputs @ inputs.T), "queries share memory with a tensor the model overwrites"
