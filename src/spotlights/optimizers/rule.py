@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -23,20 +23,6 @@ State = dict[str, Tensor]
 """A parameter's optimizer state, by torch's names."""
 WEIGHTS = "weights"
 """The parameter itself, where it counts among the state."""
-
-
-class LoggedStep(Protocol):
-    """One row of the step log: a NamedTuple of numbers, whose names are the rule's fields."""
-
-    @property
-    def active(self) -> float:
-        """The parameter had a gradient. Without one the optimizer leaves it alone, decay included."""
-        ...
-
-    @property
-    def fresh(self) -> float:
-        """The optimizer had no state of the parameter before this step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +39,11 @@ class UpdateRule(ABC):
 
     name: ClassVar[str]
     row: ClassVar[type]
-    """The NamedTuple of one step's log."""
+    """One row of the step log: a NamedTuple of numbers, whose names are the rule's fields.
+
+    Every rule has `active`: the parameter had a gradient. Without one the optimizer leaves it alone, decay included.
+    One with a P has `fresh` too: the optimizer had no state of the parameter before this step.
+    """
     states: ClassVar[tuple[str, ...]]
     """The optimizer state that an already running optimizer brings along."""
     moment: ClassVar[str | None]
