@@ -99,7 +99,8 @@ def test_presets_are_the_papers_variants() -> None:
 def test_every_experiment_has_what_the_registry_promises(name: str) -> None:
     experiment = experiment_named(name)
     assert "quick" in experiment.PRESETS
-    assert {"paper", "laptop"} & set(experiment.PRESETS)
+    first = next(iter(experiment.PRESETS))  # what runs if nothing is said: never for hours
+    assert first == ("laptop" if "laptop" in experiment.PRESETS else "paper")
     assert callable(experiment.run)
     assert callable(experiment.analyse)
     for preset in experiment.PRESETS.values():

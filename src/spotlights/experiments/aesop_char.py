@@ -33,8 +33,8 @@ class Settings(LanguageSettings):
 
 
 PRESETS = {
-    "paper": Settings(),
     "laptop": Settings(**LAPTOP_CHARACTERS),
+    "paper": Settings(),
     "sgd": Settings(**SGD_CHARACTERS),
     "quick": Settings(tokens=6000, **QUICK),
 }

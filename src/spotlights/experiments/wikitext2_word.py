@@ -33,8 +33,8 @@ class Settings(LanguageSettings):
 
 
 PRESETS = {
-    "paper": Settings(),
     "laptop": Settings(**LAPTOP_WORDS),
+    "paper": Settings(),
     "sgd": Settings(**SGD_WORDS),
     "quick": Settings(tokens=6000, **QUICK),
 }
