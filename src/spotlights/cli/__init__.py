@@ -1,7 +1,5 @@
 """The `spotlights` command. Thin: each command calls what a Python user would call."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

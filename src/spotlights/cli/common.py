@@ -3,8 +3,6 @@
 Torch and all that needs it are imported inside the commands, so that `spotlights --help` answers at once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Commands that train: the demo, the experiments, and what is measured about them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Commands about a memory alone: what it holds, whether it is true, which of its labels look wrong."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Commands about one answer of a run: what it is made of, what it would be without some of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
