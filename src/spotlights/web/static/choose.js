@@ -6,7 +6,8 @@ import { drawingWay } from "./draw.js";
 import { change, state } from "./state.js";
 
 const PAGE = 40;
-const filters = { only: "all", label: "", source: "", order: "given", seed: 0, first: 0 };
+const EVERYTHING = { only: "all", label: "", source: "", order: "given", seed: 0, first: 0 };
+const filters = { ...EVERYTHING };
 let run;
 let listed = [];
 
@@ -64,13 +65,14 @@ async function list() {
     listed = found.inputs;
     const rows = listed.length && listed[0].shown.kind !== "image";
     place.className = rows ? "grid rows" : "grid";
-    fill(place, listed.length ? listed.map(thumbnail) : h("p", { class: "empty" }, "No input is like that."));
+    fill(place, listed.length ? listed.map(thumbnail) : nothing());
     const last = Math.min(filters.first + PAGE, found.matching);
     const wrong = listed.find(isWrong);
     fill($("tags"), wrong ? [h("span", { class: "wrong-answer" }, `${name(wrong.label)} → ${name(wrong.said)}`), `: it is ${name(wrong.label)}, the network says ${name(wrong.said)}.`] : "");
     fill($("counted"), found.matching ? `${filters.first + 1}–${last} of ${found.matching.toLocaleString("en")}` : "");
     $("earlier").disabled = filters.first === 0;
     $("later").disabled = last >= found.matching;
+    $("random").disabled = !found.matching;
     if (!state.q && listed.length) change({ q: `test:${listed[0].id}` }, { quietly: true });
     markCurrent();
   } catch (error) {
@@ -78,6 +80,14 @@ async function list() {
   } finally {
     place.classList.remove("busy");
   }
+}
+
+/** No input is like that: why, and the way back. */
+function nothing() {
+  const wanted = [filters.label === "" ? null : `of class ${name(filters.label)}`, filters.source && `from ${filters.source}`, { wrong: "that is answered wrong", right: "that is answered right" }[filters.only]].filter(Boolean);
+  if (!wanted.length) return h("p", { class: "empty" }, "There are no test inputs here.");
+  const all = () => { Object.assign(filters, EVERYTHING); fill($("way"), testWay()); };
+  return h("div", { class: "empty" }, h("p", {}, `There is no test input ${wanted.join(" ")}.`), h("button", { onclick: all }, "Show all of them"));
 }
 
 const name = (number) => run.classes[number] ?? number;

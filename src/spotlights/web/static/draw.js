@@ -29,21 +29,23 @@ export function drawingWay(run, upload) {
         const file = event.target.files[0];
         if (!file) return;
         const image = await createImageBitmap(file).catch(() => { throw new Error("This file is no image that the browser can read."); });
-        context.drawImage(image, 0, 0, pad.width, pad.height);
-        const onPaper = run.ink && brightness(context, pad) > 127; // dark on light: the network knows light on dark
-        context.fillStyle = onPaper ? "#fff" : "#000";
-        context.fillRect(0, 0, pad.width, pad.height);
+        pad.hidden = false;
+        clear();
         const factor = Math.min(pad.width / image.width, pad.height / image.height);
-        context.drawImage(image, (pad.width - image.width * factor) / 2, (pad.height - image.height * factor) / 2,
-          image.width * factor, image.height * factor);
-        if (onPaper) invert(context, pad);
+        const [wide, high] = [Math.round(image.width * factor), Math.round(image.height * factor)];
+        const box = [Math.round((pad.width - wide) / 2), Math.round((pad.height - high) / 2), wide, high];
+        context.fillStyle = run.ink ? "#fff" : "#000"; // under what is transparent
+        context.fillRect(...box);
+        context.drawImage(image, ...box);
+        if (run.ink) onlyInk(context, box);
         await send();
       } catch (error) {
         fill(place, problem(error));
       }
     };
+    pad.hidden = true;
     return [h("p", {}, h("input", { type: "file", accept: "image/*", id: "file", "aria-label": "Image file", onchange: take })), pad, place,
-      h("p", { class: "quiet" }, `Becomes ${width} × ${height} grey pixels${run.ink ? ", light ink on a dark ground" : ""}. It never leaves this machine.`)];
+      h("p", { class: "quiet" }, `Becomes ${width} × ${height} grey pixels${run.ink ? "; what its edge looks like counts as empty paper" : ""}. It goes to this explorer and nowhere else.`)];
   }
   let drawing = false;
   const point = (event) => {
@@ -69,17 +71,17 @@ export function drawingWay(run, upload) {
     h("p", { class: "quiet" }, "Draw with the mouse or a finger. It is centred and made as small as the network's images.")];
 }
 
-function brightness(context, pad) {
-  const { data } = context.getImageData(0, 0, pad.width, pad.height);
-  let sum = 0;
-  for (let at = 0; at < data.length; at += 4) sum += data[at] + data[at + 1] + data[at + 2];
-  return sum / (0.75 * data.length);
-}
-
-function invert(context, pad) {
-  const image = context.getImageData(0, 0, pad.width, pad.height);
-  for (let at = 0; at < image.data.length; at++) if (at % 4 !== 3) image.data[at] = 255 - image.data[at];
-  context.putImageData(image, 0, 0);
+/** Leaves of a picture what differs from its edge, as light on black: the network knows ink, be the paper white, grey or dark. */
+function onlyInk(context, [left, top, width, height]) {
+  const image = context.getImageData(left, top, width, height);
+  const level = (at) => (image.data[4 * at] + image.data[4 * at + 1] + image.data[4 * at + 2]) / 3;
+  const levels = Float32Array.from({ length: width * height }, (_, at) => level(at));
+  const edge = levels.filter((_, at) => at < width || at >= width * (height - 1) || at % width === 0 || at % width === width - 1).sort();
+  const ground = edge[edge.length >> 1];
+  const light = ground > 127 ? -1 : 1;
+  const most = levels.reduce((far, each) => Math.max(far, light * (each - ground)), 1);
+  levels.forEach((each, at) => image.data.fill((255 * Math.max(0, light * (each - ground))) / most, 4 * at, 4 * at + 3));
+  context.putImageData(image, left, top);
 }
 
 function grey(canvas, width, height) {

@@ -42,6 +42,7 @@ export async function showQuery() {
   try {
     answer = await ask("query", { q: state.q, at: state.at }, "query");
     tell();
+    if (state.q.startsWith("train:")) factsOf(Number(state.q.slice(6))).then(() => answer && tell());
     showLayer();
   } catch (error) {
     if (error instanceof Replaced) return;
@@ -123,14 +124,24 @@ function tell() {
   const kind = answer.tokens ? "After the marked token the network says " : "The network says ";
   fill($("story"), picture, h("div", {},
     tokens, facts,
-    h("p", { class: "said" }, mover, kind, h("strong", { id: "said" }, visible(answer.said_name)), h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict),
+    h("p", { class: "said" }, h("span", {}, mover, kind, h("strong", { id: "said" }, visible(answer.said_name)), h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict), h("span", { class: "quiet", id: "which" }, which())),
     h("p", { class: "sum" }, sentence())));
+}
+
+/** Which input this is; of a training example also when the network met it. */
+function which() {
+  const [way, id] = answer.query.split(":", 2);
+  const { steps, columns } = (way === "train" && examples.get(Number(id))) || { steps: [], columns: {} };
+  const label = columns.label === undefined ? "" : `, labelled ${(run.groups.label ?? []).find(({ value }) => value === columns.label)?.name ?? columns.label}`;
+  const met = steps.length ? `, visited ${steps.length === 1 ? "once, in" : `${steps.length} times, first in`} step ${steps[0].toLocaleString("en")}` : "";
+  return { test: `test input ${id}`, train: `training example ${id}${label}${met}`, pixels: "your image", text: "your prompt" }[way];
 }
 
 function sentence() {
   if (state.view) return "Which training examples may have taught it something wrong?";
   if (!found || found.measure !== measure().name || (found.layer !== layer() && !estimate())) return "Asking …";
-  const slots = `${found.slots.toLocaleString("en")} training slots`;
+  const count = found.slots.toLocaleString("en");
+  const slots = run.visits ? `${count} training slots` : `${run.slots.toLocaleString("en")} training slots, sums of ${count} visits,`;
   const like = answer.tokens ? "what the network had read up to the marked token" : found.rows > 1 ? `the input, its ${found.rows.toLocaleString("en")} positions added up` : "the input";
   if (!found.signed) return `Each of the ${slots} has a ${measure().title} in ${found.layer}: how similar this layer finds it to ${like}.`;
   const target = answer.outputs.find(({ number }) => number === found.target);
@@ -180,15 +191,16 @@ function cards() {
 
 function card(row, tone) {
   const name = row.label !== undefined && row.label !== null ? look(row.label, row.label).name : "";
-  const facts = Object.entries(row).filter(([key, value]) => !["shown", "value", "rank"].includes(key) && value !== null).map(([key, value]) => `${key} ${value}`);
+  const known = Object.entries(row).filter(([key, value]) => !["shown", "value", "rank"].includes(key) && value !== null);
+  const facts = known.map(([key, value]) => `${key} ${value}`);
   const title = `${facts.join(", ")}\n${measure().title} ${shown(row.value)}${run.training_queries ? "\nclick: make it the query" : ""}`;
   const use = () => run.training_queries && row.example !== undefined && change({ q: `train:${row.example}`, at: "", target: "" });
-  const view = row.shown ?? { kind: "table", rows: facts.map((fact) => [fact, ""]) };
+  const view = row.shown ?? { kind: "table", rows: known.filter(([key]) => key !== "label") };
   const at = { example: row.example, slot: row.slot };
   return h("div", { class: `card ${row.example !== undefined && isMasked("example", row.example) ? "masked" : ""}`, "data-example": row.example ?? "", "data-slot": row.slot ?? "",
     onpointerenter: () => light(at), onpointerleave: () => light(null) },
     h("button", { class: "thumb", title, onclick: use, onfocus: () => light(at), onblur: () => light(null) }, datum(view, { ink: run.ink, name: facts.join(", ") }),
-      h("span", { class: "tag number" }, name ? h("b", {}, `${name} `) : null, h("span", { class: tone }, found.signed ? signed(row.value) : shown(row.value)))),
+      h("span", { class: "tag number" }, name ? h("b", {}, name) : null, h("span", { class: tone }, found.signed ? signed(row.value) : shown(row.value)))),
     row.example !== undefined && !run.no_masks ? h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕") : null);
 }
 
@@ -197,7 +209,8 @@ async function figures() {
   const of = found.by === "slot" ? "slots" : "examples";
   $("totals").parentElement.hidden = !column();
   $("sorted").closest(".figures").classList.toggle("one", !column());
-  fill($("sorted-title"), `${what[0].toUpperCase()}${what.slice(1)}${estimate() ? "" : "s"} by ${column() ?? "size"}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
+  const plural = `${what}${estimate() ? "" : "s"}`;
+  fill($("sorted-title"), column() ? `${plural[0].toUpperCase()}${plural.slice(1)} by ${column()}` : `The largest ${plural}`, h("span", { class: "quiet" }, `${found.sorted.values.reduce((sum, each) => sum + each.length, 0).toLocaleString("en")} ${of}`), takeAway($("sorted"), "spotlights-sorted"));
   fill($("totals-title"), `Total by ${column() ?? ""}`, takeAway($("totals"), "spotlights-totals"));
   await drawSorted($("sorted"), found, look);
   if (column()) await drawTotals($("totals"), found, column(), look, (value) => isMasked(column(), value));
@@ -256,11 +269,16 @@ function lightUp(what) {
   waiting = setTimeout(() => peek(what), what ? 60 : 0);
 }
 
+/** What is known of a training example, asked once. */
+async function factsOf(example) {
+  if (!examples.has(example)) examples.set(example, await ask(`examples/${example}`).catch(() => null));
+  return examples.get(example);
+}
+
 /** When the example was visited; and, beside a point of a plot, how it looks. */
 async function peek(what) {
   if (!what || !run.examples || what.example === undefined) { if (times.length && $("time").layout?.shapes?.length) time(); return; }
-  if (!examples.has(what.example)) examples.set(what.example, await ask(`examples/${what.example}`).catch(() => null));
-  const example = examples.get(what.example);
+  const example = await factsOf(what.example);
   if (!example) return;
   time(example.steps);
   if (!what.at) return;

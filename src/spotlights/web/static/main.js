@@ -21,7 +21,7 @@ async function start() {
   for (const [name, value] of Object.entries(run.colours)) if (typeof value === "string") document.documentElement.style.setProperty(`--${name}`, value);
   document.title = `Spotlights: ${run.title}`;
   fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} slots · ${run.steps.toLocaleString("en")} steps · ${run.optimizer}`);
-  explain($("title"), `${run.slots.toLocaleString("en")} training slots: one for each visit of a training example (or of a token, or of a position in an image), from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}.`);
+  explain($("title"), `${run.slots.toLocaleString("en")} training slots: one for each ${run.visits ? "visit of a training example (or of a token, or of a position in an image)" : "training example (or token of a text), its visits added up"}, from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}.`);
   if (!run.slots) {
     fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
     return follow_recording();

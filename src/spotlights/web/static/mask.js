@@ -89,7 +89,7 @@ export const showComparison = latest(async () => {
   } catch (error) {
     if (error instanceof Replaced) return;
     fill($("compare"));
-    fill($("verdict"), h("p", { class: "quiet" }, error.message)); // if it is about the query, the middle says so too
+    fill($("verdict"), h("p", { class: "empty" }, `Nothing to compare: ${error.message}`));
   }
 });
 
@@ -108,6 +108,7 @@ function compare({ with: before, without: after }) {
   const place = (value) => (100 * (scaled(value) - low)) / (high - low || 1);
   const bar = (value, kind) => h("span", { class: kind, style: { left: `${Math.min(place(value), place(0))}%`, width: `${Math.max(0.6, Math.abs(place(value) - place(0)))}%` } });
   const most = state.mask && moved[0];
+  document.body.classList.toggle("masked", Boolean(state.mask)); // on a phone the verdict then stays in view
   fill($("verdict"), h("div", { class: `verdict ${changed ? "changed" : ""}` },
       h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, visible(before.said_name)), h("span", { class: "quiet number" }, share(before))),
       h("span", { "aria-hidden": "true" }, "→"),
