@@ -12,6 +12,8 @@ from spotlights.memory.blocks import Block
 from spotlights.memory.columns import MISSING_INT, MISSING_STRING, VISITS
 from spotlights.memory.layer_reader import LayerReader
 
+_SMALL_TABLE = 1 << 16
+
 
 class Grouping:
     """Numbers the groups that a column divides a layer's slots into."""
@@ -26,9 +28,8 @@ class Grouping:
         if bins is not None:
             values = self._bin(values, bins)
         self._values = torch.from_numpy(np.ascontiguousarray(values))
-        self._consecutive = (
-            len(values) > 0 and self.kind != "float" and int(values[-1]) - int(values[0]) == len(values) - 1
-        )
+        self._places = self._lookup() if bins is None and self.kind != "float" and len(values) else None
+        """The number of the group of each value from the first on, where values lie close enough for a table."""
 
     def _bin(self, values: np.ndarray, bins: int) -> np.ndarray:
         if self.kind == "string":
@@ -44,6 +45,14 @@ class Grouping:
         self._edges = torch.from_numpy(edges)
         return edges[:-1]
 
+    def _lookup(self) -> Int64[Tensor, "spread"] | None:
+        spread = int(self._values[-1]) - int(self._values[0]) + 1
+        if spread > 4 * len(self._values) + _SMALL_TABLE:
+            return None
+        places = torch.zeros(spread, dtype=torch.int64)
+        places[self._values - self._values[0]] = torch.arange(len(self._values))
+        return places
+
     def __len__(self) -> int:
         return len(self._values) + self._outside
 
@@ -58,8 +67,9 @@ class Grouping:
             found = torch.bucketize(column.double(), self._edges, right=True) - 1
             found.clamp_(0, max(len(self._values) - 1, 0))
             return found.masked_fill_(_is_missing(column), len(self._values))
-        if self._consecutive:
-            return column - self._values[0]
+        if self._places is not None:
+            place = column - self._values[0]
+            return place if len(self._places) == len(self._values) else self._places[place]
         if self.kind == "float":  # among NaN, which stands for a missing value, only numpy finds its way
             return torch.from_numpy(np.searchsorted(self._values.numpy(), column.numpy()))
         return torch.searchsorted(self._values, column)

@@ -25,7 +25,8 @@ from spotlights.memory.blocks import Block
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.selection import Selection
-from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named
+from spotlights.memory.step_log import StepLog
+from spotlights.optimizers import Coefficients, UpdateRule, exact_optimizers, rule_named
 
 _NO_VALUES = torch.empty(0, 0)
 
@@ -328,6 +329,14 @@ def _rule_of(reader: MemoryReader) -> UpdateRule:
     return rule
 
 
+def _coefficients(rule: UpdateRule, log: StepLog, name: str, until: int) -> Coefficients:
+    """Walking through all steps takes as long as a small scan: done once, not for every query."""
+    known = log.known.get(name)
+    if known is None or known[0] != until:
+        known = log.known[name] = until, rule.coefficients(log.rule[name][:until])
+    return known[1]
+
+
 def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> UnrolledNumbers | None:
     """None where the weights that make up the matrix were not treated alike: a step's factor is then no number."""
     entry, log = reader.layer(layer).entry, reader.log(layer)
@@ -336,7 +345,7 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
         value = reader.initial[f"{layer}/{name}"].double()
         per_step[name] = torch.zeros(until, dtype=torch.float64)
         if name in entry.trained:
-            coefficients = rule.coefficients(log.rule[name][:until])
+            coefficients = _coefficients(rule, log, name, until)
             per_step[name] = coefficients.per_step * log.factor[name][:until]
             value = value * coefficients.initial
             held = reader.initial.get(f"{layer}/{name}/{rule.moment}")

@@ -162,6 +162,7 @@ def explore(
 ) -> None:
     """Open the explorer: a local web page on a run. Ctrl-C stops it."""
     with plain_errors():
+        import gc
         import webbrowser
 
         from spotlights.web import serve
@@ -169,6 +170,7 @@ def explore(
 
         with waiting("Opening"):
             served = serve(subject_of(run), host=host, port=port)
+    gc.freeze()  # torch and its kind stay: walking through them in the middle of an answer takes 150 ms
     print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
     if browser:
         webbrowser.open(served.url)

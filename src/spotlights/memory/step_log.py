@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,8 @@ class StepLog:
     """What the optimizer was told about each trained parameter."""
     samples: dict[str, Float[Tensor, "steps sample"]]
     """Entries of each trained parameter after the step (see `sample_slice`)."""
+    known: dict[object, Any] = field(default_factory=dict)
+    """What one question has found out about these steps and another one may want too."""
 
 
 def read_step_log(layer: str, segments: Sequence[Segment], manifest: Manifest, steps: int) -> StepLog:

@@ -142,10 +142,10 @@ def _sorted_examples(
     seen = totals.counts.nonzero().flatten()
     values, first = totals.values[0][seen], measure.layer.first_slots("example")[seen]
     examples, codes, groups = known["examples"][seen], known["codes"][seen], known["groups"]
+    by_value = values.argsort(descending=True, stable=True)
+    by_group = by_value[codes[by_value].argsort(stable=True)]
     chosen = []
-    for group in range(len(groups)):
-        members = (codes == group).nonzero().flatten()
-        order = members[values[members].argsort(descending=True, stable=True)]
+    for order in by_group.split(torch.bincount(codes, minlength=len(groups)).tolist()):
         if len(order) > count:
             half = count // 2
             order = torch.cat([order[:half], order[-half:]]) if signed else order[:count]
