@@ -202,7 +202,7 @@ def top_of(measure: Measure, totals: Totals, k: int, largest: bool) -> Top:
     """The groups with the largest totals, and what their slots have in common; the first seen wins a tie."""
     representative = measure.layer.first_slots(totals.column)
     seen = totals.counts.nonzero().flatten()  # a group without slots in the view has no total
-    seen = seen[representative[seen].argsort()]
+    seen = seen[torch.from_numpy(representative[seen].numpy().argsort())]  # without calling other threads
     sums = totals.values[:, seen] if largest else -totals.values[:, seen]
     kept = largest_first_in_order(sums, min(k, len(seen)))
     values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)

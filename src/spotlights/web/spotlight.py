@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,8 +143,8 @@ def _sorted_examples(
     seen = totals.counts.nonzero().flatten()
     values, first = totals.values[0][seen], measure.layer.first_slots("example")[seen]
     examples, codes, groups = known["examples"][seen], known["codes"][seen], known["groups"]
-    by_value = values.argsort(descending=True, stable=True)
-    by_group = by_value[codes[by_value].argsort(stable=True)]
+    # numpy sorts in this thread; torch would call for others, and wait for them on a busy machine.
+    by_group = torch.from_numpy(np.lexsort((-values.numpy(), codes.numpy())))
     chosen = []
     for order in by_group.split(torch.bincount(codes, minlength=len(groups)).tolist()):
         if len(order) > count:
