@@ -221,7 +221,7 @@ def test_a_memory_under_recording_shows_its_steps_and_then_the_newer_ones(tmp_pa
         assert get("layer", explorer, q="test:0", measure="score")["slots"] > 0
         training.train(model, optimizer, range(5, 12), recorder)
     now = get("status", explorer)
-    assert (now["recording"], now["steps_now"]) == (False, 12)
+    assert (now["recording"], now["steps_now"], now["outdated"], now["verified"]) == (False, 12, True, None)
     assert get("run", explorer, newest="yes")["steps"] == 12
 
 

@@ -61,13 +61,16 @@ def overview(explorer: Explorer) -> dict[str, Any]:
 def status(explorer: Explorer) -> dict[str, Any]:
     """What is still going on: the recording, the preparation of masks, the verdict."""
     opened = explorer.opened
-    now = explorer.subject.reopen() if _is_recording(opened.memory) else opened.memory
-    checks = opened.verification
+    unfinished = _is_recording(opened.memory)
+    now = explorer.subject.reopen() if unfinished else opened.memory
+    # Of an unfinished memory the network is what the memory adds up to: to compare the two would prove nothing.
+    checks = None if unfinished else opened.verification
     return {
         "opened": opened.number,
         "recording": _is_recording(now),
         "steps": opened.memory.steps,
         "steps_now": now.steps,
+        "outdated": unfinished and (not _is_recording(now) or now.steps > opened.memory.steps),
         "masks": None if opened.masks is None else 1.0 if opened.masks.ready else opened.masks.progress,
         "verified": None
         if checks is None

@@ -60,16 +60,16 @@ async function follow_recording() {
     badges(now);
     notice(now);
   }
-  const waiting = !now || now.recording || (now.masks !== null && (now.masks < 1 || !now.verified));
+  const waiting = !now || now.recording || (!now.outdated && now.masks !== null && (now.masks < 1 || !now.verified));
   if (waiting) setTimeout(follow_recording, 1500);
 }
 
 const SINGLE_BADGES = 4;
 const off = ({ relative_error }) => relative_error.toExponential(1);
 
-function badges({ masks, verified, recording }) {
-  if (recording) {
-    fill($("badges"), explain(h("span", { class: "badge wait" }, "verified when it is done"), "The network that you see is what the memory adds up to so far. Whether that is the trained network can be told once recording has ended."));
+function badges({ masks, verified, recording, outdated }) {
+  if (recording || outdated) {
+    fill($("badges"), explain(h("span", { class: "badge wait" }, recording ? "verified when it is done" : "not verified: show the newest"), `The network that you see is what the memory ${recording ? "adds up to so far" : "added up to when it was opened"}. Whether that is the trained network can be told once recording has ended${recording ? "." : ", as it has by now."}`));
   } else if (verified) {
     const all = Object.entries(verified);
     const wrong = all.filter(([, { ok }]) => !ok);
@@ -86,11 +86,11 @@ function badges({ masks, verified, recording }) {
   }
 }
 
-function notice({ recording, steps, steps_now }) {
-  $("notice").hidden = !recording && steps_now === steps;
-  fill($("notice"), h("span", {}, recording ? "Still being recorded. " : "", `You see the network as of step ${steps.toLocaleString("en")}; `,
-    steps_now > steps ? `${steps_now.toLocaleString("en")} steps are there now.` : "no newer steps yet."),
-    steps_now > steps ? h("button", { id: "newest", onclick: newest }, "Show the newest") : "");
+function notice({ recording, outdated, steps, steps_now }) {
+  $("notice").hidden = !recording && !outdated;
+  fill($("notice"), h("span", {}, recording ? "Still being recorded. " : "The recording has ended. ", `You see the network as of step ${steps.toLocaleString("en")}; `,
+    steps_now > steps ? `${steps_now.toLocaleString("en")} steps are there now.` : recording ? "no newer steps yet." : "that was the last one."),
+    outdated ? h("button", { id: "newest", onclick: newest }, "Show the newest") : "");
 }
 
 async function newest(event) {
