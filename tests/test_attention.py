@@ -1,12 +1,15 @@
 """Scores, top and totals: what a plain loop over all slots says."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import spotlights as sl
+import training
 from memories import LAYERS, Run, attend, brute_top, brute_totals, mlp, sequence, train, twice, whole_numbers
 from spotlights.attention import measure
 
@@ -260,6 +263,23 @@ def test_bins_of_strings_and_no_bins_are_refused():
         a.totals("source", bins=2)
     with pytest.raises(sl.SettingError, match="at least one"):
         a.totals("step", bins=0)
+
+
+@pytest.mark.parametrize("apart", [1, 3, 10**12])
+def test_groups_do_not_depend_on_how_far_apart_their_values_lie(apart: int, tmp_path: Path):
+    model, (inputs, labels) = training.network(), training.examples()
+    optimizer = training.sgd(model)
+    with sl.record(model, optimizer, tmp_path / "gaps.memory") as recorder:
+        for step in range(6):
+            ids = training.chosen(step)
+            recorder.batch(example=ids, number=-5 + apart * ids)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+            optimizer.step()
+    contributions = sl.open(tmp_path / "gaps.memory").attend(model, inputs[:2])["2"].contributions(0)
+    by_example, by_number = contributions.totals("example"), contributions.totals("number")
+    assert by_number.groups == [-5 + apart * int(example) for example in by_example.groups]
+    assert torch.equal(by_number.values, by_example.values)
 
 
 def test_totals_of_a_view_are_zero_for_groups_outside_it():

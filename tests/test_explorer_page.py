@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import pytest
 import torch
 from playwright.sync_api import BrowserContext, Page, sync_playwright
@@ -16,6 +17,7 @@ from explorers import digits, first, reader_run, speller
 from spotlights.web import Served, serve
 from spotlights.web.runs import subject_of
 from spotlights.web.subject import own_subject
+from spotlights.web.views import png
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -238,6 +240,36 @@ def test_draw_a_digit(page: Page):
     shown(page)
     assert page.locator("#story .picture").get_attribute("src").startswith("data:image/png")
     page.click("#ways button:text-is('Test inputs')")
+
+
+def test_an_uploaded_image_is_ink_whatever_its_paper(page: Page, tmp_path):
+    answers = []
+    for ink, paper in ((0, 255), (60, 200), (230, 20)):
+        pixels = np.full((40, 40), paper, np.uint8)
+        pixels[8:32, 18:23] = ink
+        (tmp_path / "one.png").write_bytes(png(pixels))
+        page.click("#ways >> text=Upload")
+        page.set_input_files("#file", tmp_path / "one.png")
+        shown(page, "location.hash.includes('pixels')")
+        page.wait_for_function(
+            "() => document.body.dataset.compared === new URLSearchParams(location.hash.slice(1)).get('q')"
+        )
+        answers.append(logits(page))
+        page.click("#ways >> text=Test inputs")
+        page.goto(f"{page.url.split('#')[0]}#q=test%3A{first()}")
+        shown(page)
+    assert answers[0] == pytest.approx(answers[1], abs=0.05)
+    assert answers[0] == pytest.approx(answers[2], abs=0.05)
+
+
+def test_an_empty_list_says_why_and_leads_back(page: Page):
+    empty = '{"matching": 0, "first": 0, "inputs": []}'
+    page.route("**/api/inputs?only=wrong*", lambda route: route.fulfill(body=empty, content_type="application/json"))
+    page.select_option("[aria-label='Right or wrong']", "wrong")
+    page.wait_for_selector("#inputs >> text=There is no test input that is answered wrong.")
+    page.click("#inputs >> text=Show all of them")
+    page.wait_for_selector("#inputs .thumb")
+    assert page.input_value("[aria-label='Right or wrong']") == "all"
 
 
 def test_type_a_prompt_and_click_a_token(browser):
