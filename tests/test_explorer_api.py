@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import re
+import threading
 import time
 import zlib
 
@@ -14,7 +15,7 @@ import spotlights as sl
 import training
 from explorers import client, digits, exact_run, first, get, prepared, speller
 from spotlights.memory import moments
-from spotlights.web.explorer import Explorer
+from spotlights.web.explorer import Explorer, Turns
 from spotlights.web.subject import Drawing, own_subject
 
 
@@ -203,6 +204,26 @@ def test_a_memory_without_groups_or_views_can_be_explored():
     found = get("layer", prepared(explorer_of), q="test:1", measure="score")
     assert [row["rank"] for row in found["top"]][:3] == [1, 2, 3]
     assert get("query", prepared(explorer_of), q="test:1")["shown"]["kind"] == "table"
+
+
+def test_a_thread_that_was_born_during_a_scan_scans_with_all_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    turns, seen = Turns(), []
+    torch.set_num_threads(1)  # as a scan does meanwhile
+
+    def ask() -> None:
+        seen.append(torch.get_num_threads())
+        with turns:
+            seen.append(torch.get_num_threads())
+
+    try:
+        born = threading.Thread(target=ask)
+        born.start()
+        born.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 # -- a memory under recording; a user's own model ---------------------------------------------
