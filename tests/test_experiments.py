@@ -169,6 +169,20 @@ def test_too_few_steps_for_the_second_task_are_refused(tmp_path: Path) -> None:
         run_experiment("mnist-continual", preset="quick", steps=80, out=tmp_path / "r")
 
 
+def test_what_was_trained_is_kept_if_its_analyses_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("mnist")
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("no picture today")
+
+    monkeypatch.setattr(mnist_single, "analyse", fail)
+    with pytest.raises(RuntimeError, match="no picture"):
+        run_experiment("mnist-single", preset="quick", steps=3, out=tmp_path / "r")
+    memory, weights = sl.open(tmp_path / "r" / "run.memory"), load_file(tmp_path / "r" / "model.safetensors")
+    torch.testing.assert_close(memory.weights("layers.0"), weights["layers.0.weight"], rtol=1e-4, atol=1e-6)
+
+
+
 def test_a_folder_without_a_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(sl.MemoryFormatError, match="spotlights run mnist-single"):
         load_run(tmp_path)

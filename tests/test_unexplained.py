@@ -134,4 +134,4 @@ def test_how_much_is_unexplained_is_said_of_the_gradients_not_of_weights_that_mo
         train(model, optimizer, range(2, 3), recorder)
     said = " ".join(str(sl.open(tmp_path / "m").verify(model)).split())
     assert re.search(r"0: gradients that .* do not explain at 2 steps \(0, 1\); at worst \d+% of the gradient", said)
-    assert re.search(r"0: weights changed outside the optimizer at 1 steps \(2\)(?!;)", said)
+    assert re.search(r"0: weights changed outside the optimizer at one step \(2\)(?!;)", said)

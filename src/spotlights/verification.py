@@ -82,7 +82,8 @@ class Verification(Mapping[str, Check], Printable):
             ):
                 if steps:
                     first = ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
-                    notes.append(f"{name}: {what} at {len(steps)} steps ({first}){more}")
+                    count = f"{len(steps)} steps" if len(steps) > 1 else "one step"
+                    notes.append(f"{name}: {what} at {count} ({first}){more}")
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
 

@@ -135,6 +135,8 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     trained = experiment.run(settings, seed=seed, path=folder / MEMORY)
     seconds["training"] = time.perf_counter() - started
     memory, model = trained.memory, trained.model
+    # Before anything else can fail. Tied weights are two in a file.
+    save_file({key: value.clone().contiguous() for key, value in model.state_dict().items()}, folder / MODEL)
 
     started = time.perf_counter()
     with stage("comparing the memory with the network"):
@@ -146,10 +148,6 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     seconds["analyses"] = time.perf_counter() - started
 
     save_results(results, folder)
-    state = {
-        key: value.clone().contiguous() for key, value in model.state_dict().items()
-    }  # tied ones are two in a file
-    save_file(state, folder / MODEL)
     run = kind.run(
         experiment=name,
         preset=preset,
