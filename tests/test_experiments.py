@@ -182,7 +182,6 @@ def test_what_was_trained_is_kept_if_its_analyses_fail(tmp_path: Path, monkeypat
     torch.testing.assert_close(memory.weights("layers.0").float(), weights["layers.0.weight"], rtol=1e-4, atol=1e-6)
 
 
-
 def test_a_folder_without_a_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(sl.MemoryFormatError, match="spotlights run mnist-single"):
         load_run(tmp_path)
