@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import spotlights as sl
 from layer_kinds import KINDS, Conv1D, Twice
 from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
+from spotlights.layers.convolution import ConvolutionAdapter
 from training import fill, state
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -205,6 +206,15 @@ def test_inputs_that_come_again_are_stored_once_and_patches_as_they_come():
     assert patches.layers["0"].distinct_keys == patches.layers["0"].slots == STEPS * 2 * 16
     rows, _ = recorded(fill(nn.Sequential(nn.Linear(36, 2))).double(), inputs.flatten(1), OPTIMIZERS["sgd"])
     assert rows.layers["0"].distinct_keys <= 3 < rows.layers["0"].slots
+
+
+def test_patches_that_were_first_met_without_gradients_have_them_later():
+    convolution = nn.Conv2d(1, 2, 3, dilation=2)
+    adapter, inputs = ConvolutionAdapter(), torch.randn(2, 1, 9, 11)
+    with torch.inference_mode():
+        adapter.keys(convolution, inputs)
+    adapter.keys(convolution, inputs.requires_grad_()).sum().backward()
+    assert inputs.grad is not None
 
 
 def test_a_transposed_weight_is_exact_under_muon(tmp_path: Path):

@@ -1,7 +1,8 @@
 """The contract of an update rule, and the runs that it is tested in."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,14 +184,11 @@ class UpdateRuleContract:
         assert len(row) == len(self.rule.fields)
 
 
-class chunks_of:  # noqa: N801
+@contextmanager
+def chunks_of(size: int) -> Iterator[None]:
     """Sweeps in chunks of that many bytes."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __enter__(self) -> None:
-        self._kept, sweep.CHUNK_BYTES = sweep.CHUNK_BYTES, self._size
-
-    def __exit__(self, *error: object) -> None:
-        sweep.CHUNK_BYTES = self._kept
+    kept, sweep.CHUNK_BYTES = sweep.CHUNK_BYTES, size
+    try:
+        yield
+    finally:
+        sweep.CHUNK_BYTES = kept

@@ -61,6 +61,7 @@ class ConvolutionAdapter(LayerAdapter):
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # what is kept from there could not be used where gradients are wanted
 def _places(
     shape: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Int64[Tensor, "*positions in_features"]:
