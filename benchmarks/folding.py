@@ -3,8 +3,9 @@
     python benchmarks/folding.py training      # a language model with and without folding, in turns
     python benchmarks/folding.py query         # one query over the 2.09 million positions of WikiText-2
 
-`training`: two identical LSTMs train in turns, some steps each, one of them with `fold="example"`, so that whatever
-else the machine does hits both; the sizes are those of the laptop presets, the text is random (only sizes matter).
+`training`: two identical LSTMs train in turns, some steps each and each in a process of its own, one of them with
+`fold="example"`, so that whatever else the machine does hits both; the sizes are those of the laptop presets, and so is
+what their training tells the allocator; the text is random (only sizes matter).
 A folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the minute
 or more that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random ones),
 the top 20 of one query under each kernel, in turns with `sum` over the same mapped keys by the same number of threads.
@@ -14,18 +15,20 @@ Prints medians of ratios. Run it on an otherwise idle machine.
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from in_turns import beside_reading, beside_unrecorded, read_once, seconds
+from in_turns import beside_reading, beside_unrecorded, in_processes, most_memory, read_once, seconds
 from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.experiments.language.training import keep_freed_memory
 from spotlights.memory import folded_writer
 
 POSITIONS, FEATURES = 2_088_628, 400
@@ -70,6 +73,7 @@ class Run:
     """One language model in training, its state carried from window to window."""
 
     def __init__(self, setting: Setting) -> None:
+        keep_freed_memory()
         torch.manual_seed(0)
         self.setting = setting
         self.text = torch.randint(setting.vocabulary, (setting.text,))
@@ -109,26 +113,42 @@ def _added_up(recorder: sl.Recorder) -> None:
     writer._queue.join()
 
 
-def training(name: str, turns: int, steps: int, layers: list[str], folder: str) -> None:
-    setting = SETTINGS[name]
-    plain, folded = Run(setting), Run(setting)
-    plain.steps(steps)
-    folded.steps(steps)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def plain(turns: int, *, name: str, steps: int) -> Generator[float, None, float]:
+    run = Run(SETTINGS[name])
+    for _ in range(turns):
+        yield run.steps(steps)
+    return most_memory()
+
+
+def folded(
+    turns: int, *, name: str, steps: int, layers: list[str], folder: str
+) -> Generator[float, None, tuple[float, float, int]]:
+    """Also the memory of the process, the seconds of a snapshot, and its bytes."""
+    run = Run(SETTINGS[name])
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         path = Path(inside) / "run.memory"
-        with sl.record(folded.model, folded.optimizer, path, layers=layers, fold="example") as recorder:
-            folded.steps(steps, recorder)
-            pairs = [(plain.steps(steps), folded.steps(steps, recorder)) for _ in range(turns)]
+        with sl.record(run.model, run.optimizer, path, layers=layers, fold="example") as recorder:
+            for _ in range(turns):
+                yield run.steps(steps, recorder)
             taken = seconds(recorder.flush)
-        size = sl.open(path).info.as_dict()["bytes"]
-    extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    together = sum(b for _, b in pairs) / sum(a for a, _ in pairs)
+        return most_memory(), taken, sl.open(path).info.as_dict()["bytes"]
+
+
+def training(name: str, turns: int, steps: int, layers: list[str], folder: str) -> None:
+    arms = {
+        "plain": partial(plain, name=name, steps=steps),
+        "folded": partial(folded, name=name, steps=steps, layers=layers, folder=folder),
+    }
+    took, returned = in_processes(arms, turns)
+    pairs = list(zip(took["plain"], took["folded"], strict=True))
+    most, taken, size = returned["folded"]
+    together = sum(took["folded"]) / sum(took["plain"])
     between = max(folded_writer.SNAPSHOT_SECONDS, taken / folded_writer.SNAPSHOT_SHARE)
     print(
         f"{name}: folded / plain training: {beside_unrecorded(pairs, steps)}, all together {together:.3f}; a "
         f"snapshot of {size / 1e6:.0f} MB takes {taken:.2f} s, {100 * taken / between:.1f} % of the time between two; "
-        f"extra memory {extra:.0f} MB"
+        f"extra memory {most - returned['plain']:.0f} MB",
+        flush=True,
     )
 
 

@@ -1,10 +1,14 @@
-"""Two things measured in turns, so that whatever slows the machine down slows both: what the other benchmarks share."""
+"""Things measured in turns, so that whatever slows the machine down slows all of them: what the benchmarks share."""
 
+import multiprocessing
+import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +17,47 @@ from spotlights.memory.reader import MemoryReader
 
 Pairs = Sequence[tuple[float, float]]
 """Of each turn, the seconds that the one took and the other."""
+
+Arm = Callable[[int], Generator[float, None, Any]]
+"""One of the things that are measured: does so many turns, one whenever it is asked for the next, and yields their
+seconds; returns what else it found."""
+
+
+def in_processes(arms: Mapping[str, Arm], turns: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """The seconds of every turn of every arm, and what each arm returned.
+
+    Each arm has a process of its own, as it has in real life, and waits while another one has its turn. In one process
+    they would share an allocator, which one arm leaves better prepared for the next one than that would by itself. The
+    first turn of each, in which memory is found and code is loaded, does not count.
+    """
+    context = multiprocessing.get_context("spawn")
+    connections: dict[str, Connection] = {}
+    for name, arm in arms.items():
+        connections[name], theirs = context.Pipe()
+        context.Process(target=_alone, args=(arm, turns + 1, theirs), daemon=True).start()
+        theirs.close()
+
+    def ask(name: str) -> Any:
+        connections[name].send("next")
+        return connections[name].recv()
+
+    rounds = [{name: ask(name) for name in arms} for _ in range(turns + 1)]
+    return {name: [each[name] for each in rounds[1:]] for name in arms}, {name: ask(name) for name in arms}
+
+
+def _alone(arm: Arm, turns: int, connection: Connection) -> None:
+    measured = arm(turns)
+    while connection.recv():
+        try:
+            connection.send(next(measured))
+        except StopIteration as end:
+            connection.send(end.value)
+            return
+
+
+def most_memory() -> float:
+    """The most that this process has had at once, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def seconds(action: Callable[[], object]) -> float:

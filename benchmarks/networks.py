@@ -2,9 +2,9 @@
 
     python benchmarks/networks.py
 
-Two identical networks train in turns, as in benchmarks/recording.py; every layer is recorded with its errors. Prints
-the median over the turns of recorded time / unrecorded time, and the size of the memory for each training image or
-token, beside that of everything in float32.
+Two identical networks train in turns, each in a process of its own, as in benchmarks/recording.py; every layer is
+recorded with its errors. Prints the median over the turns of recorded time / unrecorded time, and the size of the
+memory for each training image or token, beside that of everything in float32.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from in_turns import beside_unrecorded
+from in_turns import beside_unrecorded, in_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,22 +84,38 @@ def gpt() -> tuple[Run, int, str]:
     return Run(model, adamw(model, settings), steps(), settings.clip), settings.batch * settings.context, "token"
 
 
-def measure(name: str, make: Callable[[], tuple[Run, int, str]], *, dtype: str, turns: int, steps: int) -> None:
-    (plain, visits, unit), (recorded, _, _) = make(), make()
-    plain.steps(5)
-    recorded.steps(5)
+NETWORKS: dict[str, Callable[[], tuple[Run, int, str]]] = {"mnist-cnn": cnn, "aesop-gpt": gpt}
+
+
+def unrecorded(turns: int, *, network: str, steps: int) -> Generator[float, None, None]:
+    run, _, _ = NETWORKS[network]()
+    for _ in range(turns):
+        yield run.steps(steps)
+
+
+def recorded(turns: int, *, network: str, steps: int, dtype: str) -> Generator[float, None, str]:
+    run, visits, unit = NETWORKS[network]()
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "run.memory"
-        with sl.record(recorded.model, recorded.optimizer, path, dtype=dtype) as recorder:
-            recorded.steps(steps, recorder)
-            pairs = [(plain.steps(steps), recorded.steps(steps, recorder)) for _ in range(turns)]
+        with sl.record(run.model, run.optimizer, path, dtype=dtype) as recorder:
+            for _ in range(turns):
+                yield run.steps(steps, recorder)
         memory = sl.open(path)
         size = memory.info.as_dict()["bytes"] / (visits * memory.steps)
         numbers = sum(layer.slots * (layer.in_features + layer.out_features) for layer in memory.layers.values())
         everything = 4 * numbers / (visits * memory.steps)
+    return f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB"
+
+
+def measure(network: str, *, dtype: str, turns: int, steps: int) -> None:
+    arms = {
+        "unrecorded": partial(unrecorded, network=network, steps=steps),
+        "recorded": partial(recorded, network=network, steps=steps, dtype=dtype),
+    }
+    took, returned = in_processes(arms, turns)
+    pairs = list(zip(took["unrecorded"], took["recorded"], strict=True))
     print(
-        f"{name:9} {dtype:8} recorded / unrecorded: {beside_unrecorded(pairs, steps)}; "
-        f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB",
+        f"{network:9} {dtype:8} recorded / unrecorded: {beside_unrecorded(pairs, steps)}; {returned['recorded']}",
         flush=True,
     )
 
@@ -108,14 +125,8 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--dtype", nargs="*", default=["float16"])
-    parser.add_argument("--network", nargs="*", default=["mnist-cnn", "aesop-gpt"])
+    parser.add_argument("--network", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     options = parser.parse_args()
-    for network in options.network:
+    for each in options.network:
         for name in options.dtype:
-            measure(
-                network,
-                {"mnist-cnn": cnn, "aesop-gpt": gpt}[network],
-                dtype=name,
-                turns=options.turns,
-                steps=options.steps,
-            )
+            measure(each, dtype=name, turns=options.turns, steps=options.steps)

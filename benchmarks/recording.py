@@ -2,12 +2,13 @@
 
     python benchmarks/recording.py
 
-Three identical networks train in turns, some steps each, so that whatever else the machine does hits all of
-them: one unrecorded, one recorded, and one whose rows are merely copied and written to a file, which is what any
-recorder of these bytes pays at least. A recorded turn ends when all of it is on disk. The wait for its last segment
-comes once a turn; turns are long enough that it weighs no more than at a checkpoint of a real run. Prints the median
-over the turns of recorded time / unrecorded time, the same for the bare copy, and the largest extra memory of the
-recorded process. Run it on an otherwise idle machine: a second busy process moves the ratio by more than recording.
+Three identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
+machine does hits all of them: one unrecorded, one recorded, and one whose rows are merely copied and written to a file,
+which is what any recorder of these bytes pays at least. A recorded turn ends when all of it is on disk. The wait for
+its last segment comes once a turn; turns are long enough that it weighs no more than at a checkpoint of a real run.
+Prints the median over the turns of recorded time / unrecorded time, the same for the bare copy, and by how much the
+most memory that the recorded process had exceeds that of the unrecorded one. Run it on an otherwise idle machine: a
+second busy process moves the ratio by more than recording.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from __future__ import annotations
 import argparse
 import os
 import queue
-import resource
 import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from in_turns import beside_unrecorded
+from in_turns import beside_unrecorded, in_processes, most_memory
 from torch import nn
 from torch.nn import functional as F
 
@@ -90,9 +92,9 @@ class BareCopy:
 class Run:
     """One network in training on data of MNIST's size."""
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
-        self.images, self.labels = images, labels
+        self.images, self.labels = torch.randn(40_053, 784), torch.randint(10, (40_053,))
         self.model = nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 800), nn.ReLU(), nn.Linear(800, 10))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=3e-3, momentum=0.9)
         self.generator = torch.Generator().manual_seed(0)
@@ -114,31 +116,44 @@ class Run:
         return time.perf_counter() - start
 
 
-def measure(dtype: str, turns: int, steps: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(40_053, 784, generator=generator)
-    labels = torch.randint(10, (40_053,), generator=generator)
-    plain, bare, recorded = (Run(images, labels) for _ in range(3))
-    for run in (plain, bare, recorded):
-        run.steps(steps)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def unrecorded(turns: int, *, steps: int) -> Generator[float, None, float]:
+    run = Run()
+    for _ in range(turns):
+        yield run.steps(steps)
+    return most_memory()
+
+
+def recorded(turns: int, *, steps: int, dtype: str) -> Generator[float, None, float]:
+    run = Run()
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
-        sl.record(recorded.model, recorded.optimizer, Path(folder) / "run.memory", dtype=dtype) as r,
+        sl.record(run.model, run.optimizer, Path(folder) / "run.memory", dtype=dtype) as recorder,
     ):
-        recorded.steps(steps, r)
-        extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        copy = None if dtype == "int8" else BareCopy(bare, Path(folder) / "bare", dtype)
-        bare.steps(steps, copy)
-        times = [(plain.steps(steps), recorded.steps(steps, r), bare.steps(steps, copy)) for _ in range(turns)]
-    floor = (
-        ""
-        if copy is None
-        else f"; copying and writing alone: median {statistics.median(c / a for a, _, c in times):.3f}"
-    )
+        for _ in range(turns):
+            yield run.steps(steps, recorder)
+    return most_memory()
+
+
+def copied(turns: int, *, steps: int, dtype: str) -> Generator[float, None, None]:
+    run = Run()
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        copy = BareCopy(run, Path(folder) / "rows", dtype)
+        for _ in range(turns):
+            yield run.steps(steps, copy)
+
+
+def measure(dtype: str, turns: int, steps: int) -> None:
+    arms = {"unrecorded": partial(unrecorded, steps=steps), "recorded": partial(recorded, steps=steps, dtype=dtype)}
+    if dtype != "int8":
+        arms["copied"] = partial(copied, steps=steps, dtype=dtype)
+    took, most = in_processes(arms, turns)
+    pairs = list(zip(took["unrecorded"], took["recorded"], strict=True))
+    floor = [copy / plain for plain, copy in zip(took["unrecorded"], took.get("copied", ()), strict=False)]
     print(
-        f"{dtype:8} recorded / unrecorded: {beside_unrecorded([(a, b) for a, b, _ in times], steps)}"
-        f"{floor}; extra memory {extra:.0f} MB"
+        f"{dtype:8} recorded / unrecorded: {beside_unrecorded(pairs, steps)}"
+        + (f"; copying and writing alone: median {statistics.median(floor):.3f}" if floor else "")
+        + f"; extra memory {most['recorded'] - most['unrecorded']:.0f} MB",
+        flush=True,
     )
 
 

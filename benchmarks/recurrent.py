@@ -2,11 +2,12 @@
 
     python benchmarks/recurrent.py
 
-Two identical networks train in turns, some steps each, one of them recorded (its LSTM alone), so that whatever else the
-machine does hits both. A recorded turn ends when all of it is on disk. `characters` is nearly all LSTM; `words` has a
-vocabulary of 33,278 and the losses and embeddings that go with it. Prints the median over the turns of recorded time /
-unrecorded time: with keys and errors; the same with the LSTM computed by Spotlights (`recurrent="own"`, equal to
-rounding); with keys alone (`errors=False`). The first and the last train to the same bits as unrecorded.
+Four identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
+machine does hits all of them. One is unrecorded, of the others the LSTM is recorded: with keys and errors; the same
+with the LSTM computed by Spotlights (`recurrent="own"`, equal to rounding); with keys alone (`errors=False`). The first
+and the last train to the same bits as the unrecorded one. A recorded turn ends when all of it is on disk. `characters`
+is nearly all LSTM; `words` has a vocabulary of 33,278 and the losses and embeddings that go with it. Prints the median
+over the turns of recorded time / unrecorded time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from in_turns import beside_unrecorded
+from in_turns import beside_unrecorded, in_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -57,10 +60,14 @@ class Words(nn.Module):
         return self.head(states.flatten(0, 1), following.flatten()).loss
 
 
+NETWORKS: dict[str, type[Characters | Words]] = {"characters": Characters, "words": Words}
+
+
 class Run:
     """One network in training on random text, with words as rare as in real one."""
 
-    def __init__(self, make: type[Characters | Words]) -> None:
+    def __init__(self, network: str) -> None:
+        make = NETWORKS[network]
         torch.manual_seed(0)
         self.model = make()
         dense = [p for name, p in self.model.named_parameters() if make is Characters or name != "embedding.weight"]
@@ -101,20 +108,31 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(make: type[Characters | Words], dtype: str, turns: int, steps: int, arm: str) -> None:
-    plain, recorded = Run(make), Run(make)
-    plain.steps(steps)
-    recorded.steps(steps)
+def unrecorded(turns: int, *, network: str, steps: int) -> Generator[float, None, None]:
+    run = Run(network)
+    for _ in range(turns):
+        yield run.steps(steps)
+
+
+def recorded(turns: int, *, network: str, steps: int, dtype: str, arm: str) -> Generator[float, None, None]:
+    run = Run(network)
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
         sl.record(
-            recorded.model, recorded.dense, Path(folder) / "run.memory", layers="lstm.l0", dtype=dtype, **ARMS[arm]
-        ) as r,
+            run.model, run.dense, Path(folder) / "run.memory", layers="lstm.l0", dtype=dtype, **ARMS[arm]
+        ) as recorder,
     ):
-        recorded.steps(steps, r)
-        pairs = [(plain.steps(steps), recorded.steps(steps, r)) for _ in range(turns)]
-    name = f"{make.__name__.lower():10} {dtype:8} {arm:16}"
-    print(f"{name} recorded / unrecorded: {beside_unrecorded(pairs, steps)}", flush=True)
+        for _ in range(turns):
+            yield run.steps(steps, recorder)
+
+
+def measure(network: str, dtype: str, turns: int, steps: int, arms: list[str]) -> None:
+    each = {arm: partial(recorded, network=network, steps=steps, dtype=dtype, arm=arm) for arm in arms}
+    took, _ = in_processes({"unrecorded": partial(unrecorded, network=network, steps=steps), **each}, turns)
+    for arm in arms:
+        pairs = list(zip(took["unrecorded"], took[arm], strict=True))
+        name = f"{network:10} {dtype:8} {arm:16}"
+        print(f"{name} recorded / unrecorded: {beside_unrecorded(pairs, steps)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -122,11 +140,9 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16"])
-    parser.add_argument("--network", nargs="*", default=["characters", "words"])
+    parser.add_argument("--network", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--arm", nargs="*", choices=ARMS, default=list(ARMS))
     options = parser.parse_args()
-    for network in (Characters, Words):
-        if network.__name__.lower() in options.network:
-            for name in options.dtype:
-                for which in options.arm:
-                    measure(network, name, options.turns, options.steps, which)
+    for text in options.network:
+        for name in options.dtype:
+            measure(text, name, options.turns, options.steps, options.arm)

@@ -74,6 +74,7 @@ def untrained(data: TextDataset, settings: LanguageSettings, *, seed: int) -> It
     torch.manual_seed(seed)
     model = LanguageModel(len(data.vocabulary), settings)
     model.dropout.eval()  # nothing is recorded of a network in eval mode, but it need not drop what it sees
+    model.requires_grad_(False).rnn.requires_grad_(True)  # what nobody steps with or empties would grow step by step
     optimizer = torch.optim.SGD(model.rnn.parameters(), lr=0.0)
     settings = replace(settings, layers=("rnn*",), errors=False, fold=True, fold_from=0)
     state: State | None = None

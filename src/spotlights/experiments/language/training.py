@@ -77,7 +77,7 @@ def steps_per_epoch(tokens: int, settings: LanguageSettings) -> int:
 
 def train(settings: LanguageSettings, *, data: TextDataset, seed: int, path: Path) -> TrainedLanguage:
     """Trains a language model on the text and records it."""
-    _keep_freed_memory()
+    keep_freed_memory()
     torch.manual_seed(seed)
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
@@ -144,7 +144,7 @@ def recorded(
     )
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Tells glibc not to give large blocks back to the system, only to ask for them again in the next step.
 
     A tenth of the training time on two cores. Elsewhere than on glibc nothing happens.
