@@ -3,13 +3,12 @@
     python benchmarks/folding.py training      # a language model with and without folding, in turns
     python benchmarks/folding.py query         # one query over the 2.09 million positions of WikiText-2
 
-`training`: two identical LSTMs train in turns, some steps each and each in a process of its own, one of them with
-`fold="example"`, so that whatever else the machine does hits both; the sizes are those of the laptop presets, and so is
-what their training tells the allocator; the text is random (only sizes matter).
-A folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the minute
-or more that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random ones),
-the top 20 of one query under each kernel, in turns with `sum` over the same mapped keys by the same number of threads.
-Prints medians of ratios. Run it on an otherwise idle machine.
+`training`: two identical networks of the experiments' laptop presets train in turns on their texts, some steps each
+and each in a process of its own, one of them with `fold="example"`, so that whatever else the machine does hits both.
+A folded turn ends when all of its keys have been added up; snapshots are timed apart, and said as a share of the
+minute or more that lies between two of them. `query`: a folded memory of 2.09 million positions × 400 numbers (random
+ones), the top 20 of one query under each kernel, in turns with `sum` over the same mapped keys by the same number of
+threads. Prints medians of ratios. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -18,88 +17,61 @@ import argparse
 import tempfile
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
 from in_turns import beside_reading, beside_unrecorded, in_processes, most_memory, read_once, seconds
 from torch import nn
-from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights.experiments.language.training import keep_freed_memory
+from spotlights import datasets
+from spotlights.experiments import aesop_char, wikitext2_word
+from spotlights.experiments.language.network import LanguageModel, State
+from spotlights.experiments.language.settings import LanguageSettings
+from spotlights.experiments.language.training import keep_freed_memory, optimizers, windows
 from spotlights.memory import folded_writer
 
 POSITIONS, FEATURES = 2_088_628, 400
 """WikiText-2's training text in words, and `[x; h]` of an LSTM with 200 units."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A language model of the size of a laptop preset."""
-
-    text: int
-    vocabulary: int
-    embedding: int
-    hidden: int
-    batch: int
-    unroll: int
-
-
-SETTINGS = {
-    "aesop-char": Setting(120_000, 90, 64, 256, 32, 100),
-    "wikitext2-word": Setting(90_000, 2_000, 200, 200, 32, 35),
+EXPERIMENTS: dict[str, tuple[LanguageSettings, str, int | None]] = {
+    "aesop-char": (aesop_char.PRESETS["laptop"], "aesop", None),
+    "wikitext2-word": (wikitext2_word.PRESETS["laptop"], "wikitext-2", 90_000),
 }
-"""Of WikiText-2 so many words that the turns are about 5 epochs, as in the preset: the first one, in which the system
-has to find memory for the sums, costs most."""
-
-
-class LanguageModel(nn.Module):
-    def __init__(self, setting: Setting) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(setting.vocabulary, setting.embedding)
-        self.lstm = nn.LSTM(setting.embedding, setting.hidden, batch_first=True)
-        self.head = nn.Linear(setting.hidden, setting.vocabulary)
-
-    def forward(
-        self, tokens: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        rows, state = self.lstm(self.embedding(tokens), state)
-        return self.head(rows), state
+"""Settings, the text, and how much of it: of WikiText-2 so many words that the turns are about 5 epochs, as in the
+preset. The first one, in which the system has to find memory for the sums, costs most."""
 
 
 class Run:
-    """One language model in training, its state carried from window to window."""
+    """The language model of an experiment in training, its state carried from window to window."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, name: str) -> None:
         keep_freed_memory()
         torch.manual_seed(0)
-        self.setting = setting
-        self.text = torch.randint(setting.vocabulary, (setting.text,))
-        self.model = LanguageModel(setting)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
-        self.lane = (setting.text - 1) // setting.batch
-        self.at = 0
-        self.state: tuple[torch.Tensor, torch.Tensor] | None = None
+        settings, text, tokens = EXPERIMENTS[name]
+        data = datasets.load(text)
+        self.model = LanguageModel(len(data.vocabulary), settings)
+        self.optimizers = optimizers(self.model, settings)
+        self.clip = settings.clip
+        self.windows = windows(data.train.numbers[:tokens], batch=settings.batch, unroll=settings.unroll)
+        self.state: State | None = None
 
     def steps(self, count: int, recorder: sl.Recorder | None = None) -> float:
         start = time.perf_counter()
-        for _ in range(count):
-            if self.at + self.setting.unroll > self.lane:
-                self.at, self.state = 0, None
-            first = self.at + self.lane * torch.arange(self.setting.batch)
-            positions = first[:, None] + torch.arange(self.setting.unroll)
+        for window in islice(self.windows, count):
             if recorder is not None:
-                recorder.batch(example=positions)
-            output, state = self.model(self.text[positions], self.state)
-            loss = F.cross_entropy(output.flatten(0, 1), self.text[positions + 1].flatten())
-            self.optimizer.zero_grad()
+                recorder.batch(example=window.positions)
+            loss, state = self.model.loss(window.tokens, window.targets, None if window.first else self.state)
+            self.state = state[0].detach(), state[1].detach()
+            for each in self.optimizers:
+                each.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.state = (state[0].detach(), state[1].detach())
-            self.at += self.setting.unroll
+            nn.utils.clip_grad_norm_([p for g in self.optimizers[0].param_groups for p in g["params"]], self.clip)
+            for each in self.optimizers:
+                each.step()
         if recorder is not None:
             _added_up(recorder)
         return time.perf_counter() - start
@@ -114,7 +86,7 @@ def _added_up(recorder: sl.Recorder) -> None:
 
 
 def plain(turns: int, *, name: str, steps: int) -> Generator[float, None, float]:
-    run = Run(SETTINGS[name])
+    run = Run(name)
     for _ in range(turns):
         yield run.steps(steps)
     return most_memory()
@@ -124,10 +96,10 @@ def folded(
     turns: int, *, name: str, steps: int, layers: list[str], folder: str
 ) -> Generator[float, None, tuple[float, float, int]]:
     """Also the memory of the process, the seconds of a snapshot, and its bytes."""
-    run = Run(SETTINGS[name])
+    run = Run(name)
     with tempfile.TemporaryDirectory(dir=folder) as inside:
         path = Path(inside) / "run.memory"
-        with sl.record(run.model, run.optimizer, path, layers=layers, fold="example") as recorder:
+        with sl.record(run.model, run.optimizers[0], path, layers=layers, fold="example") as recorder:
             for _ in range(turns):
                 yield run.steps(steps, recorder)
             taken = seconds(recorder.flush)
@@ -187,10 +159,10 @@ def query(positions: int, turns: int, folder: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["training", "query"])
-    parser.add_argument("--setting", nargs="*", default=list(SETTINGS))
-    parser.add_argument("--layers", nargs="*", default=["lstm*"])
-    parser.add_argument("--turns", type=int, default=11)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--setting", nargs="*", default=list(EXPERIMENTS))
+    parser.add_argument("--layers", nargs="*", default=["rnn*"])
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--positions", type=int, default=POSITIONS)
     parser.add_argument("--dir", default=".", help="a directory on the disk to be measured")
     options = parser.parse_args()

@@ -201,7 +201,7 @@ class _Through(torch.autograd.Function):
         of_states = times.from_the_end(of_states, of_last_states, states)
         of_cells = times.from_the_end(None, of_last_cells, states)
         errors = lstm_errors(passed, weight_hh, times, cell_start, of_states, of_cells)
-        keys = torch.cat([inputs, times.all_before(states, state_start)], dim=1)
+        keys = times.beside_before(inputs, states, state_start)
         ctx.tell(keys, errors)
         hidden = states.shape[1]
         of_weights = (errors.T @ keys).split([inputs.shape[1], hidden], dim=1)

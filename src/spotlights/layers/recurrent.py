@@ -110,9 +110,14 @@ class _RecurrentAdapter(ModuleAdapter):
 
     @abstractmethod
     def keys(
-        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+        self,
+        direction: Direction,
+        times: Times,
+        inputs: Float[Tensor, "rows inputs"],
+        states: Float[Tensor, "rows hidden"],
+        start: Float[Tensor, "sequences hidden"],
     ) -> ByMap:
-        """The keys of each map."""
+        """The keys of each map, from what came in, the states of all steps and what they began with."""
 
     @abstractmethod
     def errors(
@@ -132,9 +137,14 @@ class _JointAdapter(_RecurrentAdapter):
         return {direction.suffix.removeprefix("_"): LinearMap(weights, named, parts=parts)}
 
     def keys(
-        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+        self,
+        direction: Direction,
+        times: Times,
+        inputs: Float[Tensor, "rows inputs"],
+        states: Float[Tensor, "rows hidden"],
+        start: Float[Tensor, "sequences hidden"],
     ) -> ByMap:
-        return {direction.suffix.removeprefix("_"): torch.cat([inputs, before], dim=1)}
+        return {direction.suffix.removeprefix("_"): times.beside_before(inputs, states, start)}
 
     def errors(
         self, direction: Direction, keys: ByMap, reached: Reached
@@ -202,9 +212,14 @@ class GruAdapter(_RecurrentAdapter):
         }
 
     def keys(
-        self, direction: Direction, inputs: Float[Tensor, "rows inputs"], before: Float[Tensor, "rows hidden"]
+        self,
+        direction: Direction,
+        times: Times,
+        inputs: Float[Tensor, "rows inputs"],
+        states: Float[Tensor, "rows hidden"],
+        start: Float[Tensor, "sequences hidden"],
     ) -> ByMap:
-        return {"ih" + direction.suffix: inputs, "hh" + direction.suffix: before}
+        return {"ih" + direction.suffix: inputs, "hh" + direction.suffix: times.all_before(states, start)}
 
     def errors(
         self, direction: Direction, keys: ByMap, reached: Reached
@@ -306,8 +321,8 @@ class RecurrentCall(Call):
             for d, direction in enumerate(self._layers[layer]):
                 hidden = direction.weight_hh.shape[1]
                 states = outputs[:, d * hidden : (d + 1) * hidden]
-                before = self._times(d).all_before(states, self._starts_of(layer, d)[0])
-                found[-1].append(self._adapter.keys(direction, inputs, before))
+                start = self._starts_of(layer, d)[0]
+                found[-1].append(self._adapter.keys(direction, self._times(d), inputs, states, start))
         return found
 
     @cached_property

@@ -86,12 +86,27 @@ class Times:
 
     def all_before(self, states: States, start: Starts) -> States:
         """The states that all steps begin with, in the order of the rows."""
+        return torch.cat(self._each_before(states, start))
+
+    def beside_before(
+        self, inputs: Float[Tensor, "rows inputs"], states: States, start: Starts
+    ) -> Float[Tensor, "rows features"]:
+        """What comes in at each step and, beside it, the state that the step begins with; in one copy of each."""
+        width = inputs.shape[1]
+        joint = inputs.new_empty(len(inputs), width + states.shape[1])
+        joint[:, :width] = inputs
+        at = 0
+        for some in self._each_before(states, start):
+            joint[at : at + len(some), width:] = some
+            at += len(some)
+        return joint
+
+    def _each_before(self, states: States, start: Starts) -> list[Float[Tensor, "_ hidden"]]:
         if self.sizes[0] == self.sizes[-1]:
-            first, rest = (states[self.sizes[0] :], start) if self.reverse else (start, states[: -self.sizes[0]])
-            return torch.cat([first, rest])
+            return [states[self.sizes[0] :], start] if self.reverse else [start, states[: -self.sizes[0]]]
         steps = reversed(self.steps) if self.reverse else self.steps
         by_step = self.split(states)
-        return torch.cat([self.before(step, by_step, start) for step in steps])
+        return [self.before(step, by_step, start) for step in steps]
 
     def from_the_end(self, states: States | None, last: Starts | None, like: States) -> States:
         """A gradient of all states, to which that of the last ones has been added; new memory."""

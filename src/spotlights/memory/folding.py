@@ -101,12 +101,13 @@ class FoldedLayer:
         self._add_keys(rows, keys)
         visits, first, last = (self._column(name) for name in (VISITS, FIRST_STEP, LAST_STEP))
         fresh = visits[rows] <= 0  # a missing number is the smallest one
-        visits[rows[fresh]] = 0
-        first[rows[fresh]] = step
+        if fresh.any():
+            visits[rows[fresh]] = 0
+            first[rows[fresh]] = step
+            for name in columns.keys() & _IDENTITY:
+                self._column(name)[rows[fresh]] = columns[name][fresh]
         last[rows] = step
         np.add.at(visits, rows, 1)
-        for name in columns.keys() & _IDENTITY:
-            self._column(name)[rows[fresh]] = columns[name][fresh]
         for name in (columns.keys() | self._columns.keys()) - _IDENTITY - {VISITS, FIRST_STEP, LAST_STEP}:
             self._agree(name, rows, fresh, columns.get(name))
 

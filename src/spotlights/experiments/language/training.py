@@ -81,7 +81,7 @@ def train(settings: LanguageSettings, *, data: TextDataset, seed: int, path: Pat
     torch.manual_seed(seed)
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
-    optimizer, *others = _optimizers(model, settings)
+    optimizer, *others = optimizers(model, settings)
     clipped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, _falling(settings)) for each in (optimizer, *others)]
     losses: list[float] = []
@@ -156,7 +156,7 @@ def keep_freed_memory() -> None:
             mallopt(option, 1 << 30)
 
 
-def _optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.optim.Optimizer]:
+def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.optim.Optimizer]:
     """The one that is recorded first."""
     sparse = list(model.embedding.parameters()) if settings.sparse else []
     dense = [parameter for parameter in model.parameters() if not any(parameter is each for each in sparse)]
