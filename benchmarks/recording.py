@@ -142,11 +142,11 @@ def copied(turns: int, *, steps: int, dtype: str) -> Generator[float, None, None
             yield run.steps(steps, copy)
 
 
-def measure(dtype: str, turns: int, steps: int) -> None:
+def measure(dtype: str, turns: int, steps: int, processes: int) -> None:
     arms = {"unrecorded": partial(unrecorded, steps=steps), "recorded": partial(recorded, steps=steps, dtype=dtype)}
     if dtype != "int8":
         arms["copied"] = partial(copied, steps=steps, dtype=dtype)
-    took, most = in_processes(arms, turns)
+    took, most = in_processes(arms, turns, processes)
     pairs = list(zip(took["unrecorded"], took["recorded"], strict=True))
     floor = [copy / plain for plain, copy in zip(took["unrecorded"], took.get("copied", ()), strict=False)]
     print(
@@ -159,9 +159,10 @@ def measure(dtype: str, turns: int, steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16", "int8"])
     options = parser.parse_args()
     for name in options.dtype:
-        measure(name, options.turns, options.steps)
+        measure(name, options.turns, options.steps, options.processes)

@@ -6,8 +6,11 @@ Four identical networks train in turns, some steps each and each in a process of
 machine does hits all of them. One is unrecorded, of the others the LSTM is recorded: with keys and errors; the same
 with the LSTM computed by Spotlights (`recurrent="own"`, equal to rounding); with keys alone (`errors=False`). The first
 and the last train to the same bits as the unrecorded one. A recorded turn ends when all of it is on disk. `characters`
-is nearly all LSTM; `words` has a vocabulary of 33,278 and the losses and embeddings that go with it. Prints the median
-over the turns of recorded time / unrecorded time.
+is nearly all LSTM; `words` has a vocabulary of 33,278 and the losses and embeddings that go with it. How
+much time the system takes to find memory differs from process to process (words, unrecorded: 77 ms a step in one, 120
+in the next), so each network is trained in several, one after the other; with `--kept` all of them tell the allocator
+to keep what is freed, as the language experiments do. Prints the median over the turns of recorded time / unrecorded
+time.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.experiments.language.training import keep_freed_memory
 
 
 class Characters(nn.Module):
@@ -66,8 +70,10 @@ NETWORKS: dict[str, type[Characters | Words]] = {"characters": Characters, "word
 class Run:
     """One network in training on random text, with words as rare as in real one."""
 
-    def __init__(self, network: str) -> None:
+    def __init__(self, network: str, *, kept: bool) -> None:
         make = NETWORKS[network]
+        if kept:
+            keep_freed_memory()
         torch.manual_seed(0)
         self.model = make()
         dense = [p for name, p in self.model.named_parameters() if make is Characters or name != "embedding.weight"]
@@ -108,14 +114,14 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def unrecorded(turns: int, *, network: str, steps: int) -> Generator[float, None, None]:
-    run = Run(network)
+def unrecorded(turns: int, *, network: str, kept: bool, steps: int) -> Generator[float, None, None]:
+    run = Run(network, kept=kept)
     for _ in range(turns):
         yield run.steps(steps)
 
 
-def recorded(turns: int, *, network: str, steps: int, dtype: str, arm: str) -> Generator[float, None, None]:
-    run = Run(network)
+def recorded(turns: int, *, network: str, kept: bool, steps: int, dtype: str, arm: str) -> Generator[float, None, None]:
+    run = Run(network, kept=kept)
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
         sl.record(
@@ -126,23 +132,26 @@ def recorded(turns: int, *, network: str, steps: int, dtype: str, arm: str) -> G
             yield run.steps(steps, recorder)
 
 
-def measure(network: str, dtype: str, turns: int, steps: int, arms: list[str]) -> None:
-    each = {arm: partial(recorded, network=network, steps=steps, dtype=dtype, arm=arm) for arm in arms}
-    took, _ = in_processes({"unrecorded": partial(unrecorded, network=network, steps=steps), **each}, turns)
+def measure(network: str, dtype: str, options: argparse.Namespace) -> None:
+    training = {"network": network, "kept": options.kept, "steps": options.steps}
+    arms = {arm: partial(recorded, **training, dtype=dtype, arm=arm) for arm in options.arm}
+    took, _ = in_processes({"unrecorded": partial(unrecorded, **training), **arms}, options.turns, options.processes)
     for arm in arms:
         pairs = list(zip(took["unrecorded"], took[arm], strict=True))
         name = f"{network:10} {dtype:8} {arm:16}"
-        print(f"{name} recorded / unrecorded: {beside_unrecorded(pairs, steps)}", flush=True)
+        print(f"{name} recorded / unrecorded: {beside_unrecorded(pairs, options.steps)}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--kept", action="store_true")
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16"])
     parser.add_argument("--network", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--arm", nargs="*", choices=ARMS, default=list(ARMS))
-    options = parser.parse_args()
-    for text in options.network:
-        for name in options.dtype:
-            measure(text, name, options.turns, options.steps, options.arm)
+    given = parser.parse_args()
+    for text in given.network:
+        for name in given.dtype:
+            measure(text, name, given)

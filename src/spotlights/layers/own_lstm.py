@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from spotlights.layers.adapter import Call
 from spotlights.layers.recurrent import Direction, LstmAdapter, RecurrentCall, directions_of
+from spotlights.layers.scratch import scratch
 from spotlights.layers.through_time import Passed, States, Times, lstm_errors, lstm_forward
 
 Tell = Callable[[Tensor, Tensor], None]
@@ -57,7 +58,7 @@ class OwnLstmAdapter(LstmAdapter):
     """Has `nn.LSTM` computed here. Cells, single steps, are left to torch."""
 
     def begin(self) -> Sequence[Any]:
-        return [_Standing()]
+        return [*super().begin(), _Standing()]
 
     def before(self, module: nn.Module) -> Any:
         told = _Told(directions_of(module), super().before(module))
@@ -182,10 +183,11 @@ class _Through(torch.autograd.Function):
         times: Times,
         tell: Tell,
     ) -> tuple[States, Float[Tensor, "sequences hidden"], Float[Tensor, "sequences hidden"]]:
+        gates = scratch.empty(len(inputs), len(weight_ih), like=inputs)
         if bias_ih is None or bias_hh is None:
-            gates = inputs @ weight_ih.T
+            torch.mm(inputs, weight_ih.T, out=gates)
         else:
-            gates = torch.addmm(bias_ih + bias_hh, inputs, weight_ih.T)
+            torch.addmm(bias_ih + bias_hh, inputs, weight_ih.T, out=gates)
         states, passed = lstm_forward(gates, weight_hh, times, state_start, cell_start)
         ctx.save_for_backward(inputs, state_start, cell_start, weight_ih, weight_hh, states, *passed)
         ctx.times, ctx.tell = times, tell

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
+from spotlights.layers.scratch import scratch
 from spotlights.layers.sequence_layout import Layout
 from spotlights.layers.through_time import Times, gru_errors, lstm_errors, lstm_passed, rnn_errors
 
@@ -93,6 +94,9 @@ class _RecurrentAdapter(ModuleAdapter):
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         return {name: linear for ds in directions_of(module) for d in ds for name, linear in self.of(d).items()}
 
+    def begin(self) -> Sequence[Any]:
+        return [scratch]
+
     def before(self, module: nn.Module) -> Any:
         drops = isinstance(module, nn.RNNBase) and module.training and module.num_layers > 1 and module.dropout > 0
         return torch.get_rng_state() if drops else None
@@ -154,7 +158,9 @@ class _JointAdapter(_RecurrentAdapter):
         bias = None
         if direction.bias_ih is not None and direction.bias_hh is not None:
             bias = direction.bias_ih.detach() + direction.bias_hh.detach()
-        made = self.gate_errors(nn.functional.linear(key, matrix, bias), direction.weight_hh.detach(), reached)
+        gates = scratch.empty(len(key), len(matrix), like=key)
+        torch.mm(key, matrix.T, out=gates) if bias is None else torch.addmm(bias, key, matrix.T, out=gates)
+        made = self.gate_errors(gates, direction.weight_hh.detach(), reached)
         return {name: made}, made
 
     @abstractmethod

@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from spotlights.layers.scratch import scratch
+
 States = Float[Tensor, "rows hidden"]
 Starts = Float[Tensor, "sequences hidden"]
 
@@ -86,14 +88,14 @@ class Times:
 
     def all_before(self, states: States, start: Starts) -> States:
         """The states that all steps begin with, in the order of the rows."""
-        return torch.cat(self._each_before(states, start))
+        return torch.cat(self._each_before(states, start), out=scratch.empty(*states.shape, like=states))
 
     def beside_before(
         self, inputs: Float[Tensor, "rows inputs"], states: States, start: Starts
     ) -> Float[Tensor, "rows features"]:
         """What comes in at each step and, beside it, the state that the step begins with; in one copy of each."""
         width = inputs.shape[1]
-        joint = inputs.new_empty(len(inputs), width + states.shape[1])
+        joint = scratch.empty(len(inputs), width + states.shape[1], like=inputs)
         joint[:, :width] = inputs
         at = 0
         for some in self._each_before(states, start):
@@ -109,8 +111,9 @@ class Times:
         return [self.before(step, by_step, start) for step in steps]
 
     def from_the_end(self, states: States | None, last: Starts | None, like: States) -> States:
-        """A gradient of all states, to which that of the last ones has been added; new memory."""
-        found = torch.zeros_like(like) if states is None else states.clone(memory_format=torch.contiguous_format)
+        """A gradient of all states, to which that of the last ones has been added; in memory of its own."""
+        found = scratch.empty(*like.shape, like=like)
+        found = found.zero_() if states is None else found.copy_(states)
         if last is not None:
             found[self.last_rows] += last
         return found
@@ -135,7 +138,8 @@ def lstm_forward(
 ) -> tuple[States, Passed]:
     """An LSTM's states, from what the inputs alone make of its gates, `W_ih x + b_ih + b_hh`, which is overwritten."""
     hidden = weight_hh.shape[1]
-    states, cells, squashed = (gates.new_empty(len(gates), hidden) for _ in range(3))
+    states = gates.new_empty(len(gates), hidden)  # which the user gets
+    cells, squashed = (scratch.empty(len(gates), hidden, like=gates) for _ in range(2))
     to_gates = weight_hh.T.contiguous()  # a tenth quicker, step by step, than the same weight read the other way
     gate_steps, cell_steps, state_steps = times.split(gates), times.split(cells), times.split(states)
     both_steps, squashed_steps = times.split(gates[:, : 2 * hidden]), times.split(squashed)
@@ -158,11 +162,11 @@ def lstm_passed(gates: Float[Tensor, "rows gates"], hidden: int, times: Times, c
     gates[:, 2 * hidden : 3 * hidden].tanh_()
     gates[:, 3 * hidden :].sigmoid_()
     i, f, g, _ = gates.split(hidden, dim=1)
-    cells = i * g
+    cells = torch.mul(i, g, out=scratch.empty(len(gates), hidden, like=gates))
     cell_steps, forget_steps = times.split(cells), times.split(f)
     for step in times.steps:
         cell_steps[step.at].addcmul_(forget_steps[step.at], times.before(step, cell_steps, cell_start))
-    return Passed(gates, cells, cells.tanh())
+    return Passed(gates, cells, torch.tanh(cells, out=scratch.empty(*cells.shape, like=cells)))
 
 
 def lstm_errors(
@@ -190,14 +194,15 @@ def lstm_errors(
     gates, cells, squashed = passed
     i, f, g, o = gates.split(hidden, dim=1)
     # What a gate's error is for a gradient of 1 at the cell (for the output gate: at the state).
-    errors = torch.empty_like(gates)
+    errors = scratch.empty(*gates.shape, like=gates)
     of_i, of_f, of_g, of_o = errors.split(hidden, dim=1)
     aten = torch.ops.aten
     aten.sigmoid_backward.grad_input(g, i, grad_input=of_i)
     aten.sigmoid_backward.grad_input(times.all_before(cells, cell_start), f, grad_input=of_f)
     aten.tanh_backward.grad_input(i, g, grad_input=of_g)
     aten.sigmoid_backward.grad_input(squashed, o, grad_input=of_o)
-    to_cell = aten.tanh_backward(o, squashed)
+    to_cell = scratch.empty(*squashed.shape, like=squashed)
+    aten.tanh_backward.grad_input(o, squashed, grad_input=to_cell)
     through_cell = [each.unflatten(1, (3, hidden)) for each in times.split(errors[:, : 3 * hidden])]
     error_steps, through_state, to_cell_steps = times.split(errors), times.split(of_o), times.split(to_cell)
     state_steps, cell_steps, forget_steps = times.split(state_gradient), times.split(cell_gradient), times.split(f)
