@@ -113,6 +113,8 @@ def test_states_gradients_keys_and_errors_are_those_of_torch_for_any_shape_and_o
     for mine, theirs in zip([*own_held, *module.parameters()], [*plain_held, *plain.parameters()], strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, **EXACT)
     for name, linear in adapter_for(plain).maps(plain).items():
+        if not any(part.parameter.grad.any() for part in linear.parameters.values()):
+            continue  # a gradient of zeros, all inputs dropped: such a step leaves no slots
         keys, errors = slots(path / "run.memory", f"lstm.{name}")
         made = outer_sum(errors, keys, 1).split(list(linear.columns.values()), dim=1)
         for part, of_weight in zip(linear.weights.values(), made, strict=True):
