@@ -159,9 +159,9 @@ def measure(dtype: str, turns: int, steps: int, processes: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16", "int8"])
     options = parser.parse_args()
     for name in options.dtype:
