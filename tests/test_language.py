@@ -113,6 +113,7 @@ def keys_by_a_plain_loop(model: LanguageModel, tokens: torch.Tensor, batch: int)
 def test_the_memory_holds_the_keys_of_a_network_that_reads_on_from_step_to_step(book: Path):
     data, settings = read_text(book, "character"), replace(char_lm.PRESETS["quick"], projection=10)
     with untrained(data, settings, seed=3) as (model, memory):
+        assert model.embedding.weight.grad is None, "a gradient that nobody empties grows with every step"
         keys = keys_by_a_plain_loop(model, data.train.numbers, settings.batch)
         assert len(memory) == len(keys)
         query = data.test.numbers[None, :9]
