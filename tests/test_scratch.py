@@ -54,14 +54,13 @@ def test_lengths_that_come_once_do_not_pile_up():
     assert not room._blocks
 
 
-@pytest.mark.parametrize("recurrent", ["torch", "own"])
-def test_two_passes_through_one_graph_and_a_pass_in_between(tmp_path, recurrent):
+def test_two_passes_through_one_graph_and_a_pass_in_between(tmp_path):
     """A graph that is kept for a second backward pass holds on to its memory while another step runs."""
     torch.manual_seed(0)
     model = nn.LSTM(32, 32).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given, other = torch.randn(2, 20, 40, 32, dtype=torch.float64)
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64", recurrent=recurrent) as recorder:
+    with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
         for _ in range(3):
             optimizer.zero_grad()
             recorder.batch(example=torch.arange(40))

@@ -17,7 +17,6 @@ from spotlights.layers.embedding_bag import EmbeddingBagAdapter
 from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear
 from spotlights.layers.linear import LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import BatchNormAdapter, GroupNormAdapter, LayerNormAdapter, RmsNormAdapter
-from spotlights.layers.own_lstm import OwnLstmAdapter
 from spotlights.layers.recurrent import GruAdapter, LstmAdapter, RnnAdapter
 from spotlights.layers.transposed_convolution import TransposedConvolutionAdapter
 
@@ -39,7 +38,6 @@ ADAPTERS: list[ModuleAdapter] = [
     RnnAdapter("tanh"),
     RnnAdapter("relu"),
 ]
-_OWN_LSTM = OwnLstmAdapter()
 
 
 def register_layer(adapter: ModuleAdapter) -> None:
@@ -51,10 +49,9 @@ def register_layer(adapter: ModuleAdapter) -> None:
         ADAPTERS.insert(0, adapter)
 
 
-def adapter_for(module: nn.Module, *, own_lstm: bool = False) -> ModuleAdapter | None:
-    """The adapter that can record this module, if there is one; `own_lstm`: by computing LSTMs itself."""
-    found = next((adapter for adapter in ADAPTERS if adapter.handles(module)), None)
-    return _OWN_LSTM if own_lstm and type(found) is LstmAdapter else found
+def adapter_for(module: nn.Module) -> ModuleAdapter | None:
+    """The adapter that can record this module, if there is one."""
+    return next((adapter for adapter in ADAPTERS if adapter.handles(module)), None)
 
 
 def adapter_named(kind: str) -> ModuleAdapter | None:

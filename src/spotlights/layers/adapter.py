@@ -98,9 +98,9 @@ class LinearMap:
 class Call(ABC):
     """One call of a module: what its maps saw. Lives from the forward pass to the end of the backward pass.
 
-    It holds none of the tensors that the module returned: they hold it. All methods answer for every map of the module
-    by its name. Rows keep the leading shape of the call, `(batch, …, features)`, so that the columns of
-    `recorder.batch` can be matched to them; they are flattened only when they are stored.
+    It holds none of the tensors that the module returned, and nothing of the graph: they hold it. All methods answer
+    for every map of the module by its name. Rows keep the leading shape of the call, `(batch, …, features)`, so that
+    the columns of `recorder.batch` can be matched to them; they are flattened only when they are stored.
     """
 
     may_repeat: bool = False
@@ -115,6 +115,11 @@ class Call(ABC):
     shared: bool | None = False
     """Whether the rows may be of no single example but of all, as those of an embedding of positions; None if nothing
     but their shape tells."""
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the pass that is under way has done all that the errors need, once it has reached all outputs."""
+        return True
 
     @abstractmethod
     def leads(self) -> Mapping[str, Sequence[int]]:

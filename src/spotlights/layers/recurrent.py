@@ -25,6 +25,7 @@ from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, Part
 from spotlights.layers.scratch import scratch
 from spotlights.layers.sequence_layout import Layout
 from spotlights.layers.through_time import Times, gru_errors, lstm_errors, lstm_passed, rnn_errors
+from spotlights.layers.workspace import Workspace, workspaces
 
 ByMap = Mapping[str, Float[Tensor, "rows _features"]]
 """Rows of each linear map, by its name."""
@@ -54,6 +55,8 @@ class Reached(NamedTuple):
     """May be overwritten."""
     cells_are_whole: bool
     """The gradients of the cells have been through the states already."""
+    workspace: Workspace | None
+    """What a fused kernel left; the errors are looked for in it."""
 
 
 def directions_of(module: nn.Module) -> list[list[Direction]]:
@@ -107,6 +110,10 @@ class _RecurrentAdapter(ModuleAdapter):
         return RecurrentCall(self, module, inputs, start, output, before)
 
     # -- what the kinds differ in ------------------------------------------------------------
+
+    def workspaces(self, output: Tensor, layers: list[list[Direction]]) -> list[list[Workspace]] | None:
+        """What a fused kernel keeps of each layer in each direction, where it is known to leave such things."""
+        return None
 
     @abstractmethod
     def of(self, direction: Direction) -> Mapping[str, LinearMap]:
@@ -179,9 +186,16 @@ class LstmAdapter(_JointAdapter):
     def gate_errors(
         self, gates: Float[Tensor, "rows gates"], weight_hh: Float[Tensor, "gates hidden"], reached: Reached
     ) -> Float[Tensor, "rows gates"]:
-        times, starts, gradients, whole = reached
+        times, starts, gradients, whole, workspace = reached
         passed = lstm_passed(gates, weight_hh.shape[1], times, starts[1])
-        return lstm_errors(passed, weight_hh, times, starts[1], *gradients, cells_are_whole=whole)
+        errors = lstm_errors(passed, weight_hh, times, starts[1], *gradients, cells_are_whole=whole)
+        if workspace is not None:
+            workspace.search(passed, weight_hh, errors, *gradients)
+        return errors
+
+    def workspaces(self, output: Tensor, layers: list[list[Direction]]) -> list[list[Workspace]] | None:
+        found = workspaces(output, [direction.weight_ih for layer in layers for direction in layer])
+        return None if found is None else [[found.pop(0) for _ in layer] for layer in layers]
 
 
 class RnnAdapter(_JointAdapter):
@@ -270,7 +284,13 @@ class RecurrentCall(Call):
         self._random_state = random_state
         self._cells_are_whole = self._is_cell and isinstance(output, tuple) and _comes_from(*made)
         self.chosen = layout.chosen
+        by_kernel = isinstance(returned, Tensor) and not self._is_cell
+        self._workspaces = adapter.workspaces(returned, self._layers) if by_kernel else None  # type: ignore[arg-type]
         self.nbytes = self._inputs.nbytes + self._outputs.nbytes
+
+    @property
+    def is_through(self) -> bool:
+        return all(each.is_written for each in self._all_workspaces)
 
     def leads(self) -> Mapping[str, Sequence[int]]:
         return dict.fromkeys(self._adapter.maps(self._module), self.layout.lead)
@@ -281,6 +301,9 @@ class RecurrentCall(Call):
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
         layout, found = self.layout, {}
+        if self._all_workspaces and all(each.is_readable for each in self._all_workspaces):
+            names = self._adapter.maps(self._module)
+            return {n: layout.shaped(each.errors()) for n, each in zip(names, self._all_workspaces, strict=True)}
         of_output = None if gradients[0] is None else layout.rows(gradients[0])
         # A cell returns its last state once, a layer twice: in its output, and as what it ends with.
         of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
@@ -294,7 +317,8 @@ class RecurrentCall(Call):
                 last = [None if each is None else each[layer * len(self._layers[layer]) + d] for each in of_last]
                 like = self._outputs[:, :hidden]
                 arrived = [times.from_the_end(mine if not n else None, each, like) for n, each in enumerate(last)]
-                reached = Reached(times, self._starts_of(layer, d), arrived, self._cells_are_whole)
+                workspace = None if self._workspaces is None else self._workspaces[layer][d]
+                reached = Reached(times, self._starts_of(layer, d), arrived, self._cells_are_whole, workspace)
                 made, of_ih = self._adapter.errors(direction, self._keys[layer][d], reached)
                 found.update({name: layout.shaped(rows) for name, rows in made.items()})
                 if layer:
@@ -307,6 +331,10 @@ class RecurrentCall(Call):
         return found
 
     # -- what happened inside ----------------------------------------------------------------
+
+    @property
+    def _all_workspaces(self) -> list[Workspace]:
+        return [each for layer in self._workspaces or () for each in layer]
 
     def _times(self, direction: int) -> Times:
         return Times(self.layout.sizes, reverse=direction == 1)
@@ -343,7 +371,11 @@ class RecurrentCall(Call):
             return [nn.functional.dropout(torch.ones_like(self._outputs), self._module.dropout) for _ in lower]
 
     def _through(self) -> Iterator[tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows features"]]]:
-        """The inputs and outputs of each layer; those of the lower ones are computed again."""
+        """The inputs and outputs of each layer; the lower ones are computed again unless a kernel left them."""
+        if self._workspaces is not None:
+            for ways in self._workspaces:
+                yield ways[0].inputs, torch.cat([way.states for way in ways], dim=1) if ways[1:] else ways[0].states
+            return
         inputs = self._inputs
         for layer, mask in enumerate(self._masks):
             outputs = self._run(layer, inputs)

@@ -81,11 +81,6 @@ class Times:
             found[:size] = torch.arange(start, start + size)
         return found
 
-    @cached_property
-    def first_rows(self) -> Int64[Tensor, "sequences"]:
-        """Where each sequence begins."""
-        return Times(self.sizes, reverse=not self.reverse).last_rows
-
     def all_before(self, states: States, start: Starts) -> States:
         """The states that all steps begin with, in the order of the rows."""
         return torch.cat(self._each_before(states, start), out=scratch.empty(*states.shape, like=states))
@@ -129,35 +124,8 @@ class Passed(NamedTuple):
     """tanh of the cells: what the output gate lets through."""
 
 
-def lstm_forward(
-    gates: Float[Tensor, "rows gates"],
-    weight_hh: Float[Tensor, "gates hidden"],
-    times: Times,
-    state_start: Starts,
-    cell_start: Starts,
-) -> tuple[States, Passed]:
-    """An LSTM's states, from what the inputs alone make of its gates, `W_ih x + b_ih + b_hh`, which is overwritten."""
-    hidden = weight_hh.shape[1]
-    states = gates.new_empty(len(gates), hidden)  # which the user gets
-    cells, squashed = (scratch.empty(len(gates), hidden, like=gates) for _ in range(2))
-    to_gates = weight_hh.T.contiguous()  # a tenth quicker, step by step, than the same weight read the other way
-    gate_steps, cell_steps, state_steps = times.split(gates), times.split(cells), times.split(states)
-    both_steps, squashed_steps = times.split(gates[:, : 2 * hidden]), times.split(squashed)
-    i_steps, f_steps, g_steps, o_steps = (times.split(gate) for gate in gates.split(hidden, dim=1))
-    for step in times.steps:
-        at = step.at
-        i, f, g, o, cell = i_steps[at], f_steps[at], g_steps[at], o_steps[at], cell_steps[at]
-        gate_steps[at].addmm_(times.before(step, state_steps, state_start), to_gates)
-        both_steps[at].sigmoid_()
-        g.tanh_()
-        o.sigmoid_()
-        torch.mul(i, g, out=cell).addcmul_(f, times.before(step, cell_steps, cell_start))
-        torch.mul(o, torch.tanh(cell, out=squashed_steps[at]), out=state_steps[at])
-    return states, Passed(gates, cells, squashed)
-
-
 def lstm_passed(gates: Float[Tensor, "rows gates"], hidden: int, times: Times, cell_start: Starts) -> Passed:
-    """The same where the states are known, from all of `W_ih x + b_ih + W_hh h + b_hh`, which is overwritten."""
+    """From `W_ih x + b_ih + W_hh h + b_hh` of all rows, which is overwritten."""
     gates[:, : 2 * hidden].sigmoid_()
     gates[:, 2 * hidden : 3 * hidden].tanh_()
     gates[:, 3 * hidden :].sigmoid_()

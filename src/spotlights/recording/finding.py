@@ -92,7 +92,7 @@ def find_layers(
     """
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     patterns = settings.patterns
-    found = _find_maps(model, own_lstm=settings.own_lstm)
+    found = _find_maps(model)
     names = [name for each in found for name in each.names]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
     if unknown or (patterns is not None and not patterns):
@@ -122,11 +122,11 @@ def find_layers(
     return layers, list(listeners.values())
 
 
-def _find_maps(model: nn.Module, *, own_lstm: bool) -> list[_Found]:
+def _find_maps(model: nn.Module) -> list[_Found]:
     """The linear maps of the model; modules that share a weight share a map."""
     found: dict[tuple[object, ...], _Found] = {}
     for path, module in model.named_modules():
-        adapter = adapter_for(module, own_lstm=own_lstm)
+        adapter = adapter_for(module)
         if adapter is None:
             continue
         for name, linear in adapter.maps(module).items():

@@ -157,12 +157,14 @@ class RecordedLayer:
             self._scales[what] = scale, float(scale[0])
         return stored, scale
 
-    def after_pass(self, before: Standing, rows: list[Rows]) -> None:
+    def after_pass(self, before: Standing, rows: list[Rows]) -> bool:
         gradient = self.witness.grad
         # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
-        if gradient is not None and (gradient is not before.gradient or gradient._version != before.version):
-            self._pending += rows
-            self._gradient_version = gradient._version
+        if gradient is None or (gradient is before.gradient and gradient._version == before.version):
+            return False
+        self._pending += rows
+        self._gradient_version = gradient._version
+        return True
 
     def _notice_frozen(self) -> None:
         """Parameters may be frozen and unfrozen while training goes on."""

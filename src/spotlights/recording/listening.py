@@ -22,7 +22,7 @@ from spotlights.layers.functional import watch
 from spotlights.layers.untraced import Untraced
 from spotlights.memory.columns import Batch, ColumnTable
 from spotlights.recording.layer import RecordedLayer
-from spotlights.recording.passes import Part, Parts, Passes
+from spotlights.recording.passes import Part, Parts, Passes, Returned
 
 MODULE = "module"
 """The column that says which module a slot is of, where several kinds share a weight."""
@@ -75,9 +75,10 @@ class Listener:
                 if chosen is not None:
                     rows = {column: all_of[chosen] for column, all_of in rows.items()}
                 parts[layer] = Part(name, turned, rows)
-            for place, tensor in enumerate(outputs):
+            returned = Returned(call, len(outputs), parts)
+            for which, tensor in enumerate(outputs):
                 if tensor.requires_grad:
-                    tensor.register_hook(partial(passes.note, call, (place, len(outputs)), parts))
+                    tensor.register_hook(partial(passes.note, returned, which))
 
         def batch_to_hear(outputs: list[Tensor]) -> Batch | None:
             if not (self.module.training and torch.is_grad_enabled()):

@@ -8,12 +8,14 @@ third of what recording cost). A pass that dies never ends, and leaves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from spotlights.layers import Call
 from spotlights.layers.untraced import Untraced
@@ -36,6 +38,20 @@ Parts = dict["PassedLayer", Part]
 """By layer."""
 
 
+@dataclass(eq=False)
+class Returned:
+    """A call, as the tensors that it returned know it."""
+
+    call: Call | None
+    """None when a pass has used up the graph. Where the user keeps a loss, the call must not be kept with it."""
+    outputs: int
+    """How many tensors it returned."""
+    parts: Parts
+
+    def forget(self) -> None:
+        self.call, self.parts = None, {}
+
+
 class Met:
     """One call of a module, met by a backward pass. Keys and errors are made when the first layer asks for them."""
 
@@ -51,7 +67,7 @@ class Met:
     @property
     def whole(self) -> bool:
         """All that was returned has been reached. Before its end, a pass does not say what it will not reach."""
-        return None not in self._gradients
+        return None not in self._gradients and self._call.is_through
 
     @cached_property
     def keys(self) -> Mapping[str, Tensor]:
@@ -81,8 +97,9 @@ class PassedLayer(Protocol):
         """The slots of one call."""
         ...
 
-    def after_pass(self, before: Standing, rows: list[Rows]) -> None:
-        """The pass has succeeded."""
+    def after_pass(self, before: Standing, rows: list[Rows]) -> bool:
+        """The pass has succeeded. Returns whether it has been through the layer, and not only come up to it."""
+        ...
 
 
 class _Open:
@@ -90,21 +107,25 @@ class _Open:
 
     def __init__(self, layers: Iterable[PassedLayer]) -> None:
         self.before = {layer: layer.before_pass() for layer in layers}
-        self.met: dict[Call, tuple[Met, Parts]] = {}
+        self.met: dict[Returned, Met] = {}
+        self.reached: list[Returned] = []
         self.rows: dict[PassedLayer, list[Rows]] = {}
 
     def copy(self, *, ended: bool) -> None:
         """As long as the pass has not ended, only calls that have been met as a whole."""
-        due = [call for call, (met, _) in self.met.items() if ended or met.whole]
-        for call in due:  # one by one: each lets go of what it held
-            met, parts = self.met.pop(call)
-            for layer, part in parts.items():
+        due = [returned for returned, met in self.met.items() if ended or met.whole]
+        for returned in due:  # one by one: each lets go of what it held
+            met = self.met.pop(returned)
+            for layer, part in returned.parts.items():
                 self.rows.setdefault(layer, []).append(layer.copy(met, part))
 
     def end(self) -> None:
         self.copy(ended=True)
-        for layer, rows in self.rows.items():
-            layer.after_pass(self.before[layer], rows)
+        through = {layer for layer, rows in self.rows.items() if layer.after_pass(self.before[layer], rows)}
+        if not _get_current_graph_task_keep_graph():
+            for returned in self.reached:
+                if not through.isdisjoint(returned.parts):
+                    returned.forget()
 
 
 class Passes:
@@ -116,27 +137,28 @@ class Passes:
         self._held = 0
         self.note = Untraced(self._note)
 
-    def _note(self, call: Call, place: tuple[int, int], parts: Parts, gradient: Tensor | None) -> None:
+    def _note(self, returned: Returned, which: int, gradient: Tensor | None) -> None:
         """Called during a backward pass, when it reaches a tensor that a module has returned.
 
         Args:
-            call: the call that returned it.
-            place: which one it is, of how many.
-            parts: the layers that this is about.
+            returned: what the module has returned.
+            which: the tensor that is reached.
             gradient: what the pass brings; None if it reaches a neighbour alone.
         """
-        if gradient is None:
+        call = returned.call
+        if gradient is None or call is None:
             return
         task = torch._C._current_graph_task_id()
         under_way = self._open.get(task)
         if under_way is None:
             under_way = self._open[task] = _Open(self._layers)
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
-        which, outputs = place
-        if call not in under_way.met:
-            under_way.met[call] = Met(call, outputs), parts
+        met = under_way.met.get(returned)
+        if met is None:
+            met = under_way.met[returned] = Met(call, returned.outputs)
+            under_way.reached.append(returned)
             self._held += call.nbytes
-        under_way.met[call][0].reach(which, gradient)
+        met.reach(which, gradient)
         self._held += gradient.nbytes
         if self._held > _HELD_BYTES:
             self._held = 0

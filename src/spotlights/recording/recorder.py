@@ -53,7 +53,6 @@ def record(
     fold_from: int = 0,
     sample: float = 1.0,
     sample_steps: float = 1.0,
-    recurrent: str = "torch",
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -78,10 +77,6 @@ def record(
             to keep whole: 0.1 keeps a tenth. Totals, contributions and influence are then estimates, with standard
             errors; weights, masks and verify need all slots. Contributions under sampling need SGD.
         sample_steps: the same for whole steps; the step log is kept of all.
-        recurrent: who computes an `nn.LSTM` while it is recorded. "torch": torch's fused kernel, and training is the
-            same to the bit. "own": Spotlights, which has the errors in its backward pass and need not compute them a
-            second time; training is the same to rounding, not to the bit. What it does not do is left to torch
-            (docs/layers.md).
         resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
             last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
             memory if there is none.
@@ -96,7 +91,6 @@ def record(
         fold_from=fold_from,
         sample=sample,
         sample_steps=sample_steps,
-        recurrent=recurrent,
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,

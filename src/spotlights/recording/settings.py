@@ -20,7 +20,6 @@ class Settings:
     errors: bool
     fold: FoldEntry | None
     sample: Sample | None
-    own_lstm: bool
     resume: bool
     overwrite: bool
     segment_bytes: int
@@ -45,7 +44,6 @@ def checked(
     fold_from: int,
     sample: float,
     sample_steps: float,
-    recurrent: str,
     resume: bool,
     overwrite: bool,
     segment_bytes: int,
@@ -65,19 +63,12 @@ def checked(
     sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
     if fold and sampled:
         raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
-    if recurrent not in ("torch", "own"):
-        raise SettingError(f'recurrent={recurrent!r}: recorded LSTMs are computed by "torch" or by Spotlights\' "own".')
-    if recurrent == "own" and (not errors or fold):
-        raise SettingError(
-            'recurrent="own" is for recording errors; for keys alone torch\'s kernel is as quick. Leave it.'
-        )
     return Settings(
         patterns=[layers] if isinstance(layers, str) else layers,
         dtype=dtype,
         errors=errors and fold is None,
         fold=None if fold is None else FoldEntry(fold, fold_from),
         sample=sampled,
-        own_lstm=recurrent == "own",
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
