@@ -23,6 +23,7 @@ from spotlights.layers import adapter_for
 from spotlights.layers.adapter import tensors_of
 from spotlights.layers.recurrent import RecurrentCall
 from spotlights.memory.blocks import in_blocks
+from spotlights.recording.passes import Returned
 from training import elsewhere, fill, same, state
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without the kernel")
@@ -297,21 +298,27 @@ def test_saved_tensors_may_be_recomputed_or_kept_elsewhere(case: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["lstm", "linear"])
-def test_a_loss_that_is_kept_keeps_nothing_of_what_was_recorded(kind: str, tmp_path: Path):
+def test_a_loss_that_is_kept_keeps_nothing_of_what_was_recorded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As in `total += loss`: of a used graph torch keeps next to nothing, and neither do we."""
+    calls: list[weakref.ref[Any]] = []
+
+    def returned(call: Any, *others: Any) -> Returned:
+        calls.append(weakref.ref(call))
+        return Returned(call, *others)
+
+    monkeypatch.setattr("spotlights.recording.listening.Returned", returned)
     module = fill(nn.LSTM(20, 64) if kind == "lstm" else nn.Linear(20, 4))
-    given_to, optimizer, seen = torch.randn(17, 16, 20), momentum(module), []
-    with sl.record(module, optimizer, tmp_path / "m") as recorder:
+    optimizer = momentum(module)
+    with sl.record(module, optimizer, tmp_path / "m"):
         total = torch.zeros(())
         for _ in range(3):
-            fresh = given_to.clone()
-            seen.append(weakref.ref(fresh))
-            one = loss(module(fresh))
-            del fresh
+            one = loss(module(torch.randn(17, 16, 20)))
+            assert calls[-1]() is not None
             one.backward()
             optimizer.step()
             total = total + one
-        recorder.flush()
         gc.collect()
-        assert [ref() for ref in seen] == [None] * 3
+        assert [call() for call in calls] == [None] * 3
         assert total.grad_fn is not None
