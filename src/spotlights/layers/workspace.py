@@ -5,7 +5,7 @@ gates and cells of all steps in a *workspace*, and the way back adds what reache
 them there need not go through time again.
 
 How a workspace is laid out is nobody's promise: it differs between processors and versions. So it is not assumed but
-looked for. The first call of each shape is computed beside the kernel, like those that have no workspace, and the
+looked for. The first calls of each shape are computed beside the kernel, like those that have no workspace, and the
 numbers that came out are searched in it. Where every one of them is found, later calls of that shape read them there;
 where not, they go on as before. Should a kernel ever change its ways in between, the step log says so like of any
 gradient that the slots do not explain.
@@ -13,8 +13,9 @@ gradient that the slots do not explain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,12 +28,16 @@ from spotlights.layers.through_time import Passed, States, Times
 
 SMALLEST = 1 << 14
 """Numbers in the states. With fewer, going through time is as quick, and a chance match not out of the question."""
+_UNSEARCHED = 1
+"""So many calls of a shape are not searched: a shape that never comes again is not worth it."""
 _TRIES = 3
-"""So many calls of a shape are searched before it is left alone. Gradients of zeros, for one, are found nowhere."""
+"""So many are, before the shape is left alone. Gradients of zeros, for one, are found nowhere."""
+_CHANCES, _MARGIN = 4, 4096
+"""So many places that look right at first are tried; and how far apart rows may be beyond their own length."""
 _CLOSE = 1e-3
 """How far numbers may be from those looked for, of the largest of a step."""
 _AT_ONCE = 1 << 17
-"""Numbers of a state that are worked on together: what comes in between stays in the cache."""
+"""Numbers that are worked on together: what comes in between stays in the cache."""
 
 _sigmoid_backward, _tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 ByStep = Float[Tensor, "steps sequences features"]
@@ -69,7 +74,8 @@ class _Search:
     """What is known of the workspaces of one shape."""
 
     places: _Places | None = None
-    tries: int = 0
+    calls: int = 0
+    """How many were computed beside the kernel."""
 
 
 _searches: dict[tuple[Any, ...], _Search] = {}
@@ -172,9 +178,11 @@ class Workspace:
             of_cells: and each cell.
         """
         search, (steps, sequences, hidden) = self._search, self._shape
-        if search.places is not None or search.tries == _TRIES or not self.is_written:
+        if search.places is not None or not self.is_written:
             return
-        search.tries += 1
+        search.calls += 1
+        if not _UNSEARCHED < search.calls <= _UNSEARCHED + _TRIES:
+            return
 
         def by_step(rows: Float[Tensor, "rows features"]) -> ByStep:
             found = rows.unflatten(0, (steps, sequences))
@@ -198,37 +206,38 @@ class Workspace:
 
 
 def _find(memory: Float[Tensor, "numbers"], wanted: ByStep) -> _Place | None:
-    """Where these rows are."""
-    steps, sequences, _ = wanted.shape
-    firsts = _matches(memory, wanted[0, 0])
-    seconds = _matches(memory, wanted[0, 1]) if sequences > 1 else firsts
-    laters = _matches(memory, wanted[1, 0]) if steps > 1 else firsts
-    for at in firsts:
-        for row in (second - at for second in seconds):
-            for step in (later - at for later in laters):
+    """Where these rows are: the first one anywhere, the next ones not far behind it."""
+    steps, sequences, features = wanted.shape
+    for at in islice(_matches(memory, wanted[0, 0]), _CHANCES):
+        rows = _matches(memory[at : at + 4 * features + _MARGIN], wanted[0, 1]) if sequences > 1 else iter([features])
+        for row in islice(rows, _CHANCES):
+            behind = memory[at : at + 2 * sequences * row + _MARGIN]
+            for step in islice(_matches(behind, wanted[1, 0]), _CHANCES) if steps > 1 else [0]:
                 place = _Place(at, step, row)
                 if _is_there(memory, place, wanted):
                     return place
     return None
 
 
-def _matches(memory: Float[Tensor, "numbers"], row: Float[Tensor, "features"], most: int = 4) -> list[int]:
-    """Where this row begins, if it does in a few places only."""
-    close = _CLOSE * float(row.abs().max())
-    if not close:
-        return []
-    found = torch.nonzero((memory[: len(memory) - len(row) + 1] - row[0]).abs_() <= close).flatten()
-    for n in range(1, len(row)):
-        if not len(found):
-            break
-        found = found[(memory[found + n] - row[n]).abs_() <= close]
-    return found.tolist() if len(found) <= most else []
+def _matches(memory: Float[Tensor, "numbers"], row: Float[Tensor, "features"]) -> Iterator[int]:
+    """Where this row begins. One of zeros begins nowhere."""
+    first, *others = row.abs().argsort(descending=True).tolist()  # large numbers are few
+    close = _CLOSE * abs(float(row[first]))
+    ends = len(memory) - len(row) + 1
+    for start in range(0, ends if close else 0, _AT_ONCE):
+        part = memory[start + first : min(start + _AT_ONCE, ends) + first]
+        found = torch.nonzero((part - row[first]).abs_() <= close).flatten() + start
+        for n in others:
+            if not len(found):
+                break
+            found = found[(memory[found + n] - row[n]).abs_() <= close]
+        yield from found.tolist()
 
 
 def _is_there(memory: Float[Tensor, "numbers"], place: _Place, wanted: ByStep) -> bool:
     steps, sequences, features = wanted.shape
     end = place.at + (steps - 1) * place.step + (sequences - 1) * place.row + features
-    if place.step < 0 or place.row < 0 or end > len(memory):
+    if end > len(memory):
         return False
     largest = wanted.abs().amax(dim=(1, 2), keepdim=True)
     return bool(((place.of(memory, wanted.shape) - wanted).abs_() <= _CLOSE * largest).all())
@@ -254,9 +263,13 @@ def workspaces(output: Tensor, weights: Sequence[Tensor]) -> list[Workspace] | N
         if node is None or node in seen:
             continue
         seen.add(node)
+        edges = node.next_functions
         if node.name() == "MkldnnRnnLayerBackward0":
             which = wanted.get(node._saved_weight0.data_ptr())
             if which is not None and len(node._saved_input) > 2:
                 found[which] = node
-        due += [before for before, _ in node.next_functions]
+            edges = edges[
+                :1
+            ]  # by its input, to the layer below: its states may come from another call of this very module
+        due += [before for before, _ in edges]
     return [Workspace.of(found[n]) for n in range(len(weights))] if len(found) == len(weights) else None
