@@ -274,6 +274,25 @@ def test_any_pass_is_recorded_whatever_it_reaches_and_however_often(
     assert memory.layers["lstm.l0"].slots == (2 + 2 + 2 + 1) * 17 * 16
 
 
+@pytest.mark.parametrize("alike", ["sequences", "steps", "gradients"])
+def test_calls_that_are_searched_may_hold_the_same_many_times(alike: str, tmp_path: Path):
+    """What they are alike in tells nothing of where the next call's are."""
+    module = fill(VARIANTS["plain"]())
+    optimizer = momentum(module)
+    with sl.record(module, optimizer, tmp_path / "m"):
+        for step in range(3):
+            optimizer.zero_grad()
+            given_to = inputs(module, step)
+            if alike != "gradients":
+                given_to = (given_to[:, :1] if alike == "sequences" else given_to[:1]).expand_as(given_to)
+            output, _ = module(given_to)
+            (output if alike == "gradients" else output.square()).sum().backward()
+            optimizer.step()
+        train(module, optimizer, 3)
+    memory = sl.open(tmp_path / "m")
+    assert explained(memory, module), str(memory.verify(module))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_calls_that_go_on_from_each_others_states_are_told_apart(variant: str, beside: list[int], tmp_path: Path):
     torch.manual_seed(0)

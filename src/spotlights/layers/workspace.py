@@ -13,8 +13,8 @@ gradient that the slots do not explain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -92,7 +92,7 @@ class Workspace:
     last_cells: Float[Tensor, "sequences hidden"]
     times: Times
     _search: _Search
-    _passed_in: int = field(default=-1)
+    _passed_in: int = -1
     """The backward pass that has been through last."""
 
     @classmethod
@@ -208,11 +208,15 @@ class Workspace:
 def _find(memory: Float[Tensor, "numbers"], wanted: ByStep) -> _Place | None:
     """Where these rows are: the first one anywhere, the next ones not far behind it."""
     steps, sequences, features = wanted.shape
+
+    def behind(at: int, distance: int, row: Float[Tensor, "features"]) -> Iterable[int]:
+        # Never on top of each other: sequences may be alike in one call and not in the next.
+        near = memory[at + distance : at + 4 * distance + _MARGIN]
+        return (distance + more for more in islice(_matches(near, row), _CHANCES))
+
     for at in islice(_matches(memory, wanted[0, 0]), _CHANCES):
-        rows = _matches(memory[at : at + 4 * features + _MARGIN], wanted[0, 1]) if sequences > 1 else iter([features])
-        for row in islice(rows, _CHANCES):
-            behind = memory[at : at + 2 * sequences * row + _MARGIN]
-            for step in islice(_matches(behind, wanted[1, 0]), _CHANCES) if steps > 1 else [0]:
+        for row in behind(at, features, wanted[0, 1]) if sequences > 1 else [features]:
+            for step in behind(at, (sequences - 1) * row + features, wanted[1, 0]) if steps > 1 else [0]:
                 place = _Place(at, step, row)
                 if _is_there(memory, place, wanted):
                     return place
@@ -220,11 +224,11 @@ def _find(memory: Float[Tensor, "numbers"], wanted: ByStep) -> _Place | None:
 
 
 def _matches(memory: Float[Tensor, "numbers"], row: Float[Tensor, "features"]) -> Iterator[int]:
-    """Where this row begins. One of zeros begins nowhere."""
+    """Where this row begins. One that is the same all along, of zeros for instance, might begin anywhere."""
     first, *others = row.abs().argsort(descending=True).tolist()  # large numbers are few
     close = _CLOSE * abs(float(row[first]))
     ends = len(memory) - len(row) + 1
-    for start in range(0, ends if close else 0, _AT_ONCE):
+    for start in range(0, 0 if bool((row == row[0]).all()) else ends, _AT_ONCE):
         part = memory[start + first : min(start + _AT_ONCE, ends) + first]
         found = torch.nonzero((part - row[first]).abs_() <= close).flatten() + start
         for n in others:
@@ -268,8 +272,7 @@ def workspaces(output: Tensor, weights: Sequence[Tensor]) -> list[Workspace] | N
             which = wanted.get(node._saved_weight0.data_ptr())
             if which is not None and len(node._saved_input) > 2:
                 found[which] = node
-            edges = edges[
-                :1
-            ]  # by its input, to the layer below: its states may come from another call of this very module
+            # By its input, to the layer below: its states may come from another call of this very module.
+            edges = edges[:1]
         due += [before for before, _ in edges]
     return [Workspace.of(found[n]) for n in range(len(weights))] if len(found) == len(weights) else None
