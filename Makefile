@@ -8,22 +8,28 @@ STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test lint docs clean chromium
+.PHONY: help demo test fuzz bucket-kills lint docs tables clean chromium pins torture-explorer
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memory, explain three test images
 	$(BIN)/spotlights demo
 
 # Some of it once more with every annotated shape and type checked at every call, which takes three times as long.
 SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
-SHAPED := $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots attend attention \
-	scan contributions layer_adapters influence passages folding))
+SHAPED := tests/inside $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots \
+	attend attention contributions influence passages folding))
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SHAPES) $(SHAPED)
+
+# Each round draws other examples for the tests of "for all" claims; a failure prints how to get it back.
+ROUNDS ?= 10
+fuzz: $(STAMPS)/test  ## let hypothesis explore, for ROUNDS=10 rounds
+	for round in $$(seq $(ROUNDS)); do HYPOTHESIS_PROFILE=explore OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -n 2 --dist loadfile -m hypothesis || exit 1; done
 
 # The browser tests use the system's Chromium; where it cannot be installed they are skipped, and say so.
 chromium:
@@ -32,9 +38,17 @@ chromium:
 	{ $$root apt-get -q update && $$root apt-get -qy install --no-install-recommends chromium; } \
 		|| echo "No Chromium: the tests of the explorer's page will be skipped." >&2
 
-docs: $(STAMPS)/demo  ## write the pages that are made from the code
+bucket-kills: $(STAMPS)/test  ## kill -9 a process that records to a bucket, 100 times
+	SPOTLIGHTS_BUCKET_KILLS=100 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -k killed tests/inside/test_buckets.py
+
+tables: $(STAMPS)/demo  ## write the pages and tables that are made from the code
 	$(BIN)/python docs/cli_reference.py
 	OMP_NUM_THREADS=1 $(BIN)/python docs/exactness.py
+
+# The tutorials are run while the site is built. A broken link or reference is a warning, and a warning is an error.
+docs: $(STAMPS)/docs  ## build the documentation site in docs/_build
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -n -W --keep-going -q -d docs/_build/.doctrees docs docs/_build/html
+	@echo "The site is at docs/_build/html/index.html."
 
 lint: $(STAMPS)/demo,explore,lint  ## style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -42,8 +56,23 @@ lint: $(STAMPS)/demo,explore,lint  ## style, types and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# The explorer under attack and under load; other memories of this machine are not touched, and it ends by itself.
+REQUESTS ?= 10000
+USERS ?= 8
+MINUTES ?= 10
+torture-explorer: $(STAMPS)/test  ## hostile requests and users, REQUESTS=10000 USERS=8 MINUTES=10
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile_requests.py --requests $(REQUESTS) --users $(USERS) --minutes $(MINUTES)
+
+# The newest releases that pyproject.toml allows, with torch as it is; `editables` is what a build of `-e` takes.
+# constraints.txt has versions alone. Run `make lint docs test` before committing what came out.
+pins:  ## renew constraints.txt in a fresh environment, build/pins
+	rm -rf build/pins && "$(PYTHON)" -m venv build/pins && grep '^torch==' constraints.txt > build/pins/torch.txt
+	PIP_CONSTRAINT=build/pins/torch.txt build/pins/bin/pip install --disable-pip-version-check -e '.[dev]' editables
+	build/pins/bin/pip check
+	build/pins/bin/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+
 clean:  ## delete .venv and what the tools leave behind
-	rm -rf .venv build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
@@ -53,7 +82,8 @@ $(STAMPS)/venv:
 	"$(PYTHON)" -m venv .venv
 	@mkdir -p $(STAMPS) && touch $@
 
-# A stamp's name is the list of extras that it stands for.
+# A stamp's name is the list of extras that it stands for. As a variable, the constraints hold for the build's own
+# environment too.
 $(STAMPS)/%: $(STAMPS)/venv pyproject.toml constraints.txt
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check -e '.[$*]'
 	@touch $@

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights.attention import Contributions
-from spotlights.datasets import load
+from spotlights.query import Contributions
+from spotlights_paper.datasets import load
 
 BATCH = 128
 
@@ -56,9 +56,10 @@ def memory_use() -> float:
 
 
 def measure(steps: int) -> None:
-    split = load("mnist", "train")
+    mnist = load("mnist")
+    split = mnist.train
     images, labels = split.images.flatten(1).float() / 255, split.labels.long()
-    test = load("mnist", "test").images[:64].flatten(1).float() / 255
+    test = mnist.test.images[:64].flatten(1).float() / 255
     _, plainly = train(images, labels, steps, None)
     print(f"training: {plainly:.1f} s for {steps} steps ({1e3 * plainly / steps:.1f} ms a step), {memory_use():.2f} GB")
     with tempfile.TemporaryDirectory(dir=".") as folder:

@@ -109,7 +109,7 @@ def _users(url: str, seconds: float) -> None:
             for address in (
                 f"query?q={query}",
                 f"layer?q={query}&measure=score",
-                f"mask?q={query}&mask=label:{generator.randrange(10)};steps:{steps}",
+                f"mask?q={query}&mask=label={generator.randrange(10)};step={steps}",
                 f"examples/{example}",
             ):
                 asked[user] += 1

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights.attention.unrolled import UnrolledNumbers
 from spotlights.memory.blocks import in_blocks
+from spotlights.query.coefficients import StepNumbers, unroll
+from spotlights_paper import datasets
 
 Visits = tuple[Tensor, Tensor]
 """Values (visits, out) and keys (visits, in) of one example."""
@@ -33,7 +34,7 @@ Summary = Callable[[Visits], Visits]
 
 def trained(path: Path, epochs: int) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    digits = sl.datasets.load("digits")
+    digits = datasets.load("digits")
     images, labels = digits.train.images.flatten(1) / 255, digits.train.labels
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -48,11 +49,11 @@ def trained(path: Path, epochs: int) -> tuple[nn.Module, Tensor]:
 
 
 def visits_of(memory: sl.Memory, layer: str) -> list[Visits]:
-    reader = memory._view.reader.layer(layer)
-    unrolled = memory._view.unrolled(layer)
-    assert isinstance(unrolled, UnrolledNumbers)
+    view = memory.view
+    unrolled = unroll(view.reader, layer, view.until)
+    assert isinstance(unrolled, StepNumbers)
     keys, values, examples = [], [], []
-    for block in in_blocks(reader, memory._view.selection, 4096):
+    for block in in_blocks(view.reader.layer(layer), view.selection, 4096):
         keys.append(torch.cat([rows.rows.double() for rows in block.keys()]))  # noqa: SIM118
         errors = torch.cat([rows.rows.double() for rows in block.errors()])
         values.append(errors * unrolled.weight[block.column("step")][:, None])

@@ -26,20 +26,25 @@ from in_turns import beside_reading, beside_unrecorded, in_processes, most_memor
 from torch import nn
 
 import spotlights as sl
-from spotlights import datasets
-from spotlights.experiments import aesop_char, wikitext2_word
-from spotlights.experiments.language.network import LanguageModel, State
-from spotlights.experiments.language.settings import LanguageSettings
-from spotlights.experiments.language.training import keep_freed_memory, optimizers, windows
 from spotlights.memory import folded_writer
+from spotlights_paper import datasets
+from spotlights_paper.experiments.language.lstm import (
+    LanguageModel,
+    LanguageSettings,
+    State,
+    keep_freed_memory,
+    optimizers,
+    windows,
+)
+from spotlights_paper.experiments.registry import preset_named
 
 POSITIONS, FEATURES = 2_088_628, 400
 """WikiText-2's training text in words, and `[x; h]` of an LSTM with 200 units."""
 
 
 EXPERIMENTS: dict[str, tuple[LanguageSettings, str, int | None]] = {
-    "aesop-char": (aesop_char.PRESETS["laptop"], "aesop", None),
-    "wikitext2-word": (wikitext2_word.PRESETS["laptop"], "wikitext-2", 90_000),
+    "aesop-char": (preset_named("aesop-char", "laptop"), "aesop", None),
+    "wikitext2-word": (preset_named("wikitext2-word", "laptop"), "wikitext-2", 90_000),
 }
 """Settings, the text, and how much of it: of WikiText-2 so many words that the turns are about 5 epochs, as in the
 preset. The first one, in which the system has to find memory for the sums, costs most."""
@@ -52,7 +57,7 @@ class Run:
         keep_freed_memory()
         torch.manual_seed(0)
         settings, text, tokens = EXPERIMENTS[name]
-        data = datasets.load(text)
+        data = datasets.load_text(text)
         self.model = LanguageModel(len(data.vocabulary), settings)
         self.optimizers = optimizers(self.model, settings)
         self.clip = settings.clip

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from spotlights.memory.layer_reader import Part
+from spotlights.memory.layer_reader import SegmentSlots
 from spotlights.memory.reader import MemoryReader
+from spotlights.memory.store import store_at
 
 Pairs = Sequence[tuple[float, float]]
 """Of each turn, the seconds that the one took and the other."""
@@ -105,16 +106,17 @@ def beside_reading(pairs: Pairs) -> str:
 
 def read_once(path: Path) -> Callable[[], None]:
     """Sums every key of the memory, as the scan reads them: mapped, in one thread per core."""
-    parts = [part for layer in MemoryReader(path).layers.values() for part in layer.parts]
+    reader = MemoryReader(store_at(path))
+    segments = [segment for layer in reader.layers.values() for segment in layer.segments]
 
-    def total(part: Part) -> float:
+    def total(segment: SegmentSlots) -> float:
         torch.set_num_threads(1)
-        return float(part.held("keys").sum())
+        return float(segment.required("keys").sum())
 
     def run() -> None:
         threads = torch.get_num_threads()
         with ThreadPoolExecutor(threads) as pool:
-            sum(pool.map(total, parts))
+            sum(pool.map(total, segments))
         torch.set_num_threads(threads)
 
     return run

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights import datasets
-from spotlights.experiments import aesop_gpt, mnist_cnn
-from spotlights.experiments.images import prepare
-from spotlights.experiments.language.gpt import GPT
-from spotlights.experiments.language.gpt_training import adamw, shuffled_windows
-from spotlights.experiments.training import without_replacement
+from spotlights_paper import datasets
+from spotlights_paper.experiments import mnist
+from spotlights_paper.experiments.images import prepare
+from spotlights_paper.experiments.language.gpt import GPT, adamw, shuffled_windows
+from spotlights_paper.experiments.registry import preset_named
+from spotlights_paper.experiments.training import without_replacement
 
 Step = tuple[dict[str, Any], Callable[[nn.Module], Tensor]]
 """Who is in a batch, and its loss."""
@@ -57,20 +57,20 @@ class Run:
 
 
 def cnn() -> tuple[Run, int, str]:
-    settings = mnist_cnn.PRESETS["laptop"]
+    settings = preset_named("mnist-cnn", "laptop")
     torch.manual_seed(0)
-    model = mnist_cnn.ConvolutionalNetwork(settings)
+    model = mnist.ConvolutionalNetwork(settings)
 
     def steps() -> Iterator[Step]:
         for batch in without_replacement([prepare("mnist", 20_000, 1).train], settings, 0):
-            columns = {"example": batch.ids, "label": batch.labels, "source": batch.sources}
+            columns = {"example": batch.ids, "label": batch.labels, "source": batch.columns["source"]}
             yield columns, lambda net, b=batch: F.cross_entropy(net(b.inputs), b.labels)
 
     return Run(model, torch.optim.Adam(model.parameters(), lr=settings.lr), steps(), 1.0), settings.batch, "image"
 
 
 def gpt() -> tuple[Run, int, str]:
-    settings, data = aesop_gpt.PRESETS["laptop"], datasets.load("aesop")
+    settings, data = preset_named("aesop-gpt", "laptop"), datasets.load_text("aesop")
     torch.manual_seed(0)
     model = GPT(len(data.vocabulary), settings)
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights.attention import AskTop, AskTotals
+from spotlights.query import AskTop, AskTotals
 
 BATCH, EXAMPLES = 128, 40_053
 

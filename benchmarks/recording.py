@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
-from spotlights.memory.storage import BufferPool
+from spotlights.memory.buffers import BufferPool
 
 BATCH = 128
 SEGMENT_BYTES = 64 << 20

@@ -8,8 +8,7 @@ alone (`errors=False`). All train to the same bits. A recorded turn ends when al
 nearly all LSTM; `words` has a vocabulary of 33,278 and the losses and embeddings that go with it. How much time the
 system takes to find memory differs from process to process (words, unrecorded: 77 ms a step in one, 120 in the next),
 so each network is trained in several, one after the other; with `--kept` all of them tell the allocator to keep what is
-freed, as the language experiments do. With `--beside` errors are computed beside torch's kernel instead of read from
-what it leaves, as where its workspace is not understood. Prints the median over the turns of recorded time / unrecorded
+freed, as the language experiments do. Prints the median over the turns of recorded time / unrecorded
 time.
 """
 
@@ -29,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spotlights as sl
-import spotlights.layers.workspace
-from spotlights.experiments.language.training import keep_freed_memory
+from spotlights_paper.experiments.language.lstm import keep_freed_memory
 
 
 class Characters(nn.Module):
@@ -117,12 +115,8 @@ def unrecorded(turns: int, *, network: str, kept: bool, steps: int) -> Generator
         yield run.steps(steps)
 
 
-def recorded(
-    turns: int, *, network: str, kept: bool, steps: int, dtype: str, arm: str, beside: bool
-) -> Generator[float, None, None]:
+def recorded(turns: int, *, network: str, kept: bool, steps: int, dtype: str, arm: str) -> Generator[float, None, None]:
     run = Run(network, kept=kept)
-    if beside:
-        spotlights.layers.workspace.SMALLEST = 1 << 40
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
         sl.record(
@@ -135,7 +129,7 @@ def recorded(
 
 def measure(network: str, dtype: str, options: argparse.Namespace) -> None:
     training = {"network": network, "kept": options.kept, "steps": options.steps}
-    arms = {arm: partial(recorded, **training, dtype=dtype, arm=arm, beside=options.beside) for arm in options.arm}
+    arms = {arm: partial(recorded, **training, dtype=dtype, arm=arm) for arm in options.arm}
     took, _ = in_processes({"unrecorded": partial(unrecorded, **training), **arms}, options.turns, options.processes)
     for arm in arms:
         pairs = list(zip(took["unrecorded"], took[arm], strict=True))
@@ -149,7 +143,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--kept", action="store_true")
-    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16"])
     parser.add_argument("--network", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--arm", nargs="*", choices=ARMS, default=list(ARMS))

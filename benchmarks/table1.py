@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import spotlights as sl
-from spotlights.experiments.images import prepare
-from spotlights.experiments.network import mlp
 from spotlights.memory.blocks import in_blocks
+from spotlights_paper.experiments.images import prepare
+from spotlights_paper.experiments.training import mlp
 
 CLASSES = 10
 

@@ -26,12 +26,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from spotlights.experiments.truth.harness import keep_answer
-from spotlights.experiments.truth.methods import Answer
-from spotlights.experiments.truth.recorded import optimizer_of, record
-from spotlights.experiments.truth.retraining import Job, trained
-from spotlights.experiments.truth.settings import (
-    Data,
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.truth.harness import keep_answer
+from spotlights_paper.experiments.truth.recorded import MethodScores, record
+from spotlights_paper.experiments.truth.retraining import Job, trained
+from spotlights_paper.experiments.truth.settings import (
     Setting,
     epoch_orders,
     initial_network,
@@ -50,32 +49,32 @@ PROJECTION = 512
 """Dimensions of TRAK's random projection: dattri's default."""
 
 
-def loaders(data: Data, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    train = TensorDataset(data.inputs, data.labels)
-    test = TensorDataset(data.test_inputs, data.test_labels)
+def loaders(data: Prepared, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    train = TensorDataset(data.train.inputs, data.train.labels)
+    test = TensorDataset(data.test.inputs, data.test.labels)
     return DataLoader(train, batch_size=batch), DataLoader(test, batch_size=batch)
 
 
-def checkpoints(setting: Setting, data: Data, count: int) -> list[dict[str, Tensor]]:
+def checkpoints(setting: Setting, data: Prepared, count: int) -> list[dict[str, Tensor]]:
     """The recorded run's network at the end of evenly spaced epochs."""
     model = initial_network(setting, 0)
-    optimizer = optimizer_of(setting, model)
+    optimizer = setting.make_optimizer(model.parameters())
     found, every = [], setting.epochs / count
-    for number, epoch in enumerate(epoch_orders(len(data), setting.epochs, 0), start=1):
+    for number, epoch in enumerate(epoch_orders(len(data.train), setting.epochs, 0), start=1):
         for batch in epoch.split(setting.batch):
             optimizer.zero_grad()
-            F.cross_entropy(model(data.inputs[batch]), data.labels[batch]).backward()
+            F.cross_entropy(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
             optimizer.step()
         if number >= every * (len(found) + 1) - 1e-9:
             found.append({name: held.clone() for name, held in model.state_dict().items()})
     return found
 
 
-def ensemble(setting: Setting, data: Data, folder: Path) -> list[dict[str, Tensor]]:
+def ensemble(setting: Setting, data: Prepared, folder: Path) -> list[dict[str, Tensor]]:
     """Networks trained on all examples with seeds of their own."""
     path = folder / "ensemble.pt"
     if not path.exists():
-        everything = torch.arange(len(data))
+        everything = torch.arange(len(data.train))
         stacked = next(trained(setting, data, [Job(everything, 9000 + seed) for seed in range(MODELS)]))
         torch.save([{name: held[i].clone() for name, held in stacked.items()} for i in range(MODELS)], path)
     return torch.load(path, weights_only=True)
@@ -100,7 +99,7 @@ def _task(setting: Setting, states: list[dict[str, Tensor]]) -> tuple[Any, nn.Mo
     return AttributionTask(loss, model, states, target_func=margin), model
 
 
-def grad_dot(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> Tensor:
+def grad_dot(setting: Setting, data: Prepared, states: list[dict[str, Tensor]]) -> Tensor:
     """Products of gradients at one checkpoint (GradDot) or several (TracIn). A loss's gradient: the sign is turned."""
     from dattri.algorithm.tracin import TracInAttributor
 
@@ -111,7 +110,7 @@ def grad_dot(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> T
     return -attributor.attribute(train, test).T
 
 
-def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: Path) -> tuple[Tensor, float]:
+def trak(setting: Setting, data: Prepared, states: list[dict[str, Tensor]], folder: Path) -> tuple[Tensor, float]:
     """The mean over models of TRAK's kernel, times the mean of 1 − p, and its seconds.
 
     Each model's part is kept, for it takes long: a run that was stopped goes on with the next model.
@@ -121,7 +120,7 @@ def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: 
     return torch.stack(kernels).mean(dim=0) * torch.stack(doubts).mean(dim=0), sum(seconds)
 
 
-def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, float]:
+def trak_part(setting: Setting, data: Prepared, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, float]:
     from dattri.algorithm.trak import TRAKAttributor
 
     if not path.exists():
@@ -134,10 +133,10 @@ def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path
 
         attributor = TRAKAttributor(task, probability, projector_kwargs={"proj_dim": PROJECTION})
         attributor.grad_loss_func = attributor.grad_target_func  # TRAK's features are gradients of the margin
-        train, test = loaders(data, len(data))  # the projection is drawn anew for every batch
+        train, test = loaders(data, len(data.train))  # the projection is drawn anew for every batch
         with torch.no_grad():
             attributor.cache(train)
-            doubt, attributor.Q = attributor.Q, torch.ones(len(data))
+            doubt, attributor.Q = attributor.Q, torch.ones(len(data.train))
             kernel = attributor.attribute(test).T
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save((kernel, doubt, time.perf_counter() - started), path)
@@ -147,7 +146,7 @@ def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path
 # -- kronfluence ------------------------------------------------------------------------------
 
 
-def ekfac(setting: Setting, data: Data, state: dict[str, Tensor], folder: Path, damping: float | None) -> Tensor:
+def ekfac(setting: Setting, data: Prepared, state: dict[str, Tensor], folder: Path, damping: float | None) -> Tensor:
     from kronfluence.analyzer import Analyzer, prepare_model
     from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.task import Task
@@ -170,8 +169,8 @@ def ekfac(setting: Setting, data: Data, state: dict[str, Tensor], folder: Path, 
     task = Margin()
     model = prepare_model(model.eval(), task)
     analyzer = Analyzer("truth", model, task, cpu=True, disable_tqdm=True, output_dir=str(folder / "ekfac"))
-    train = TensorDataset(data.inputs, data.labels)
-    test = TensorDataset(data.test_inputs, data.test_labels)
+    train = TensorDataset(data.train.inputs, data.train.labels)
+    test = TensorDataset(data.test.inputs, data.test.labels)
     if not (folder / "ekfac" / "truth" / "factors_ekfac").exists():
         analyzer.fit_all_factors("ekfac", train, per_device_batch_size=500, factor_args=FactorArguments("ekfac"))
     arguments = ScoreArguments(damping_factor=damping)
@@ -191,7 +190,7 @@ def ekfac(setting: Setting, data: Data, state: dict[str, Tensor], folder: Path, 
 # -- captum -----------------------------------------------------------------------------------
 
 
-def captum_tracin(setting: Setting, data: Data, states: list[dict[str, Tensor]], last: str) -> Tensor:
+def captum_tracin(setting: Setting, data: Prepared, states: list[dict[str, Tensor]], last: str) -> Tensor:
     """TracIn on the last layer, against the loss: what this package offers for many test images."""
     from captum.influence import TracInCPFast
 
@@ -204,13 +203,13 @@ def captum_tracin(setting: Setting, data: Data, states: list[dict[str, Tensor]],
     peer = TracInCPFast(
         model,
         model.get_submodule(last),
-        TensorDataset(data.inputs, data.labels),
+        TensorDataset(data.train.inputs, data.train.labels),
         states,  # type: ignore[arg-type]
         checkpoints_load_func=load,
         loss_fn=nn.CrossEntropyLoss(reduction="sum"),
         batch_size=500,
     )
-    return peer.influence((data.test_inputs, data.test_labels))
+    return peer.influence((data.test.inputs, data.test.labels))
 
 
 def _damping(word: str) -> float | None:
@@ -245,7 +244,7 @@ def main() -> None:
             print(f"{name}: {type(error).__name__}: {error}")
             return
         scores, took = found if isinstance(found, tuple) else (found, time.perf_counter() - started)
-        keep_answer(folder, Answer(name, scores.detach().double(), took))
+        keep_answer(folder, MethodScores(name, scores.detach().double(), took))
         print(f"{name}: {took:.1f} s", flush=True)
 
     kept("GradDot (dattri)", "graddot", lambda: grad_dot(setting, data, [state]))

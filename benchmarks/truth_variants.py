@@ -20,34 +20,22 @@ import torch
 from torch import Tensor
 
 import spotlights as sl
-from spotlights.attention.attention import Attention, Contributions
-from spotlights.attention.influence import DAMPING
-from spotlights.attention.per_input import PerInput
-from spotlights.attention.scan import MAX_ROWS
-from spotlights.attention.unrolled import unroll, unroll_plainly
-from spotlights.attention.whitening import key_moments, whitened
-from spotlights.experiments.truth.ground_truth import halves, retrained
-from spotlights.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
-from spotlights.experiments.truth.scoring import lds, predictions, redrawn, score_of
-from spotlights.experiments.truth.settings import Data, Setting, prepare, setting_named
-from spotlights.memory.blocks import in_blocks
-from spotlights.memory.selection import Everything
+from spotlights.memory.blocks import Everything, in_blocks
+from spotlights.memory.layer_reader import ROWS
+from spotlights.query.attention import Attention
+from spotlights.query.coefficients import unroll, unroll_plainly
+from spotlights.query.contraction import DirectedQueries
+from spotlights.query.contributions import Contributions
+from spotlights.query.influence import DAMPING, Influence, key_moments, whitened
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
+from spotlights_paper.experiments.truth.retraining import halves, retrained
+from spotlights_paper.experiments.truth.scoring import predictions, redrawn, score_of, spearman
+from spotlights_paper.experiments.truth.settings import Setting, prepare, setting_named
 
 PLAIN = f"the plain rule, λ = {DAMPING:g}"
 DAMPINGS = (0.03, 0.1, 1.0, 3.0, 10.0)
 ERROR_DAMPINGS = (0.1, 1.0, 10.0)
-
-
-class Transformed(Contributions):
-    """Contributions for queries, and a 1 of the bias, of one's own making."""
-
-    def __init__(
-        self, attention: Attention, queries: Tensor, ones: Tensor, directions: Tensor, *, preconditioned: bool
-    ) -> None:
-        unrolled = unroll if preconditioned else unroll_plainly
-        steps = unrolled(attention.view.reader, attention.layer.name, attention.view.until)
-        super().__init__(attention.view, attention.layer, queries, directions, exact=False, unrolled=steps)
-        self._bias_queries = ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,28 +43,31 @@ class Asked:
     """One layer of one memory, and the number of interest."""
 
     attention: Attention
-    data: Data
+    data: Prepared
 
     @property
     def moment(self) -> Tensor:
-        return key_moments(self.attention.view.reader)[self.attention.layer.name]
+        return key_moments(self.attention.view)[self.attention.layer]
 
     def directions(self) -> Tensor:
-        return self.attention._forward.directions(self.attention.layer.name, margin_of(self.data))
+        return self.attention._forward.directions(self.attention.layer, margin_of(self.data))
 
     @property
     def rows(self) -> float:
         """For each input."""
-        return len(self.attention.queries) / len(self.data.test_labels)
+        return len(self.attention.queries) / len(self.data.test.labels)
 
     @property
     def size(self) -> float:
         return float(self.moment.diagonal()[:-1].mean())
 
     def totals(self, queries: Tensor, ones: Tensor, directions: Tensor, *, preconditioned: bool = False) -> Tensor:
-        part = Transformed(self.attention, queries, ones, directions, preconditioned=preconditioned)
+        view, recorded = self.attention.view, self.attention.recorded
+        steps = (unroll if preconditioned else unroll_plainly)(view.reader, recorded.name, view.until)
+        asked = DirectedQueries(queries, directions, ones)
+        part = Contributions(view, recorded, asked, exact=False, unrolled=steps)
         owners, inputs = self.attention.owners(margin_of(self.data))
-        return in_order(PerInput([part], [owners], inputs=inputs).totals("example"), self.data)
+        return in_order(Influence([part], [owners], inputs=inputs).totals("example"), self.data)
 
     # -- the variants of one layer -----------------------------------------------------------
 
@@ -102,9 +93,9 @@ class Asked:
 
     def errors_too(self, damping: float) -> Tensor:
         """The error's side of the curvature divided out as well."""
-        size = self.attention.layer.entry.out_features
+        size = self.attention.recorded.entry.out_features
         moment = torch.zeros(size, size, dtype=torch.float64)
-        for block in in_blocks(self.attention.layer, Everything(), MAX_ROWS):
+        for block in in_blocks(self.attention.recorded, Everything(), ROWS):
             for rows in block.errors():
                 moment += (rows.rows.T @ rows.rows).double()
         moment /= moment.diagonal().mean()
@@ -119,7 +110,7 @@ class Variants:
     """Everything that was tried; each layer's numbers are computed once and kept."""
 
     setting: Setting
-    data: Data
+    data: Prepared
     recorded: Recorded
     kept: Path
 
@@ -154,7 +145,7 @@ class Variants:
             )
         return found
 
-    def spot(self) -> sl.attention.Spotlights:
+    def spot(self) -> sl.Spotlights:
         return ask_about(self.data, self.recorded)
 
     def every(self, name: str, compute: Callable[[Asked], Tensor], memory: sl.Memory | None = None) -> list[Tensor]:
@@ -164,7 +155,7 @@ class Variants:
             path = self.kept / f"{name}-{layer}.npy"
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                asked = (memory or self.recorded.memory).attend(self.recorded.model, self.data.test_inputs)[layer]
+                asked = (memory or self.recorded.memory).attend(self.recorded.model, self.data.test.inputs)[layer]
                 np.save(path, compute(Asked(asked, self.data)).float().numpy())
             found.append(torch.from_numpy(np.load(path)))
         return found
@@ -193,11 +184,11 @@ def main() -> None:
     folder = options.out / setting.name
     recorded = record(setting, data, folder)
     truth = retrained(folder, setting, data, kind="fresh", count=options.retrains)[:, : options.tests]
-    data = replace(data, test_inputs=data.test_inputs[: options.tests], test_labels=data.test_labels[: options.tests])
-    kept = folder / "variants" / str(len(data.test_labels))
+    data = replace(data, test=data.test.first(options.tests))
+    kept = folder / "variants" / str(len(data.test.labels))
     variants = Variants(setting, data, recorded, kept).all()
 
-    members = halves(options.retrains, len(data))
+    members = halves(options.retrains, len(data.train))
     tests, subsets = truth.shape[1] // 2, len(truth) // 2
     rule = redrawn(predictions(variants[PLAIN](), members), truth)
     print("variant; for choosing; held out; more than the plain rule, paired")
@@ -205,8 +196,8 @@ def main() -> None:
         if name != PLAIN and not any(word in name for word in options.only):
             continue
         scores = compute()
-        chosen = lds(scores[:tests], members[:subsets], truth[:subsets, :tests], draws=2).mean
-        rest = lds(scores[tests:], members[subsets:], truth[subsets:, tests:], draws=2).mean
+        chosen = spearman(predictions(scores[:tests], members[:subsets]), truth[:subsets, :tests]).mean()
+        rest = spearman(predictions(scores[tests:], members[subsets:]), truth[subsets:, tests:]).mean()
         more = score_of(redrawn(predictions(scores, members), truth) - rule)
         print(f"{name}; {chosen:.3f}; {rest:.3f}; {more.mean:+.3f} ± {more.error:.3f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands themselves: `make docs`. A test compares the two."""
+"""Writes docs/cli.md from the commands themselves: `make tables`. A test compares the two."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spotlights.cli import app
 PAGE = Path(__file__).with_name("cli.md")
 _OPENING = """# The command line
 
-Every command prints a table for people, or with `--json` the same for programs. What goes wrong is one sentence on
-standard error and exit code 2. This page is made from the commands themselves: `make docs`.
+Every command prints a table for people, and with `--json` the same answer for programs. An error is one sentence on
+standard error, with exit code 2. `make tables` writes this page from the commands themselves.
 """
 
 

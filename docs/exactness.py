@@ -1,9 +1,10 @@
-"""The tables of optimizers and layers: how far the memory is from the trained network, in float64. `make docs`.
+"""The tables of optimizers and layers: how far the memory is from the trained network, in float64. `make tables`.
 
-For every optimizer and every kind of layer: a small random network, 30 steps with clipping and a schedule, recorded.
-A cell is the larger of two differences: of the weights (relative), and of initial part + contributions from the output
-(absolute). What was found goes to `exactness.json`, and from there into `layers.md` and, shorter, into the README. A
-test compares the three, and measures some of the cells again. A new kind of layer is one line in `LAYERS`.
+For every optimizer and every kind of layer, a small random network is trained for 30 steps, with clipping and a
+schedule, and recorded. Two differences are measured: of the weights (relative), and of initial part + contributions
+from the output (absolute). The larger one counts. The numbers go to `exactness.json`, from there into `layers.md`,
+and, one row per optimizer, into `optimizers.md`. A test compares the pages with the numbers, and measures some of
+them again. A new kind of layer is one line in `LAYERS`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import spotlights as sl
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "exactness.json"
-PAGES = {HERE / "layers.md": "full", HERE.parent / "README.md": "short"}
+PAGES = {HERE / "layers.md": "by layer", HERE / "optimizers.md": "by optimizer"}
 EXACT = 1e-9
 
 Results = dict[str, dict[str, float]]
-"""By optimizer and layer."""
+"""The larger difference, by optimizer and layer."""
 
 
 class _Tokens(nn.Module):
@@ -89,7 +90,7 @@ class _Recurrent(nn.Module):
 
 
 def _ends_in(*layers: nn.Module) -> nn.Module:
-    """Layers, and a linear one that makes classes of what they give."""
+    """Layers, and a linear one that maps their output to four classes."""
     body = nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
     return nn.Sequential(*body, nn.Linear(body(torch.zeros(1, 8)).shape[1], 4))
 
@@ -113,15 +114,6 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Bilinear": lambda: _ends_in(_Twice()),
     "F.linear": lambda: nn.Sequential(_Own()),
 }
-SHORT = {
-    "Linear": ["Linear", "F.linear", "Bilinear"],
-    "Conv": ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"],
-    "Embedding": ["Embedding", "EmbeddingBag", "Tied embedding"],
-    "Attention": ["MultiheadAttention"],
-    "LSTM, GRU": ["LSTM", "GRU"],
-    "Norms": ["LayerNorm", "RMSNorm", "BatchNorm", "GroupNorm"],
-}
-"""The columns of the README: the worst of each."""
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "Adam": (torch.optim.Adam, {"lr": 0.01}),
@@ -138,7 +130,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 
 def difference(optimizer: str, layer: str, steps: int = 30) -> float:
-    """How far memory and network are apart."""
+    """The larger difference between memory and network."""
     sl.register_layer(sl.FunctionalLinear(_Own, {"matrix": None}))
     torch.manual_seed(0)
     model = LAYERS[layer]().double()
@@ -161,49 +153,49 @@ def difference(optimizer: str, layer: str, steps: int = 30) -> float:
         worst = max(check.relative_error for check in memory.verify(_but_for_key_biases(model, memory)).values())
         spots = memory.attend(model, inputs[:4]).values()
         (last,) = (c for c in (spot.contributions(target=1) for spot in spots) if c.exact)
-        made = last.initial + last.total()
-        return max(worst, float((made - model(inputs[:4])[:, 1].detach()).abs().max()))
+        output = last.initial + last.total()
+        return max(worst, float((output - model(inputs[:4])[:, 1].detach()).abs().max()))
 
 
 def _but_for_key_biases(model: nn.Module, memory: sl.Memory) -> nn.Module:
-    """The network with the memory's own bias of attention's keys in it, so that all else is compared.
+    """The network with the memory's own bias of attention's keys in it, so that all other parameters are compared.
 
-    A softmax takes away what such a bias adds, so its gradient is nothing but rounding (docs/layers.md).
+    The softmax ignores such a bias, so its gradient is nothing but rounding (docs/layers.md).
     """
-    compared, made = copy.deepcopy(model), memory.primal(model)
-    for theirs, ours in zip(compared.modules(), made.modules(), strict=True):
+    compared, from_memory = copy.deepcopy(model), memory.primal(model)
+    for theirs, ours in zip(compared.modules(), from_memory.modules(), strict=True):
         if isinstance(theirs, nn.MultiheadAttention) and isinstance(ours, nn.MultiheadAttention):
             keys = slice(theirs.embed_dim, 2 * theirs.embed_dim)
             theirs.in_proj_bias.data[keys] = ours.in_proj_bias.data[keys]
     return compared
 
 
-def cell(found: float) -> str:
-    return "exact" if found <= EXACT else f"to {found:.0e}"
-
-
 def tables(results: Results) -> dict[str, str]:
     """The table of each page."""
-    full = {
-        optimizer: {layer: f"exact ({x:.0e})" if x <= EXACT else cell(x) for layer, x in row.items()}
-        for optimizer, row in results.items()
-    }
-    short = {
-        optimizer: {name: cell(max(row[layer] for layer in layers)) for name, layers in SHORT.items()}
-        for optimizer, row in results.items()
-    }
-    return {"full": _table(full), "short": _table(short)}
+    rows = [[optimizer, *_worst(row)] for optimizer, row in results.items()]
+    by_optimizer = _table(["optimizer", "all layers", "largest difference"], rows)
+    rows = [[layer, *(_number(row[layer]) for row in results.values())] for layer in LAYERS]
+    return {"by optimizer": by_optimizer, "by layer": _table(["layer", *results], rows)}
 
 
-def _table(rows: dict[str, dict[str, str]]) -> str:
-    names = list(next(iter(rows.values())))
-    lines = [f"| optimizer | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-    return "\n".join([*lines, *(f"| {row} | {' | '.join(cells.values())} |" for row, cells in rows.items())])
+def _worst(row: dict[str, float]) -> tuple[str, str]:
+    layer, difference = max(row.items(), key=lambda item: item[1])
+    return "exact" if difference <= EXACT else "approximate", f"{_number(difference)} ({layer})"
+
+
+def _number(difference: float) -> str:
+    """With a hyphen at which no line is broken."""
+    return f"{difference:.0e}".replace("-", "\N{NON-BREAKING HYPHEN}")
+
+
+def _table(names: list[str], rows: list[list[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with what is between its two marks replaced."""
-    before, opening, rest = page.partition("<!-- exactness: written by `make docs` -->\n")
+    """The page with the text between its two marks replaced by the table."""
+    before, opening, rest = page.partition("<!-- exactness: written by `make tables` -->\n")
     _, closing, after = rest.partition("<!-- /exactness -->")
     assert opening, "the page has the first mark"
     assert closing, "the page has the second mark"

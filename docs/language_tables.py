@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from spotlights.attention.passage_results import Passages
-from spotlights.experiments.language.evaluation import MEASURES, Evaluation
-from spotlights.experiments.language.results import LanguageResults, Table
-from spotlights.experiments.results import load_results
-from spotlights.experiments.running import load_run
-from spotlights.report.language import evaluation_row, kernels
+from spotlights.results.passages import Passages
+from spotlights_paper.experiments.language.asking import QueryPassages
+from spotlights_paper.experiments.language.evaluation import Evaluation
+from spotlights_paper.experiments.running import load_results, load_run
+from spotlights_paper.report.tables import evaluation_head, evaluation_rows, percent
 
 SHOWN, KERNELS = 3, ("cosine", "dot")
 BEFORE, AFTER = 60, 45
@@ -19,7 +19,7 @@ BEFORE, AFTER = 60, 45
 
 def markdown(folder: Path) -> str:
     """All tables of one run."""
-    run, results = load_run(folder), load_results(folder, LanguageResults)
+    run, results = load_run(folder), load_results(folder)
     steps = run.settings["steps"]
     parts = [f"### {run.experiment}, preset {run.preset}, {steps:,} steps, seed {run.seed}", ""]
     parts += [f"- {name}: {value}" for name, value in run.outcome()]
@@ -31,7 +31,7 @@ def markdown(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _query(table: Table) -> list[str]:
+def _query(table: QueryPassages) -> list[str]:
     lines = [f"**Table {table.number}: “… {table.query}”** ({table.source} text, position {table.position:,})", ""]
     ours = [found for found in table.ours if found.kernel in KERNELS]
     heads = ["rank", *(f"kernel {found.kernel}" for found in ours), *(["the paper"] if table.papers else [])]
@@ -60,16 +60,14 @@ def _short(text: str) -> str:
 
 
 def _evaluation(found: Evaluation) -> list[str]:
-    heads = ["passages", "kernel"]
-    for name in MEASURES.values():
-        heads += [name, "trained has more"]
+    heads = evaluation_head()
     lines = [_row(heads), _row(["---"] * 2 + ["---:"] * (len(heads) - 2))]
-    lines += [_row(evaluation_row(each)) for each in found.judged]
-    right = f"The network itself is right in {100 * found.right.mean:.1f} ± {100 * found.right.error:.1f} %."
-    return [*lines, "", right, *(found.verdict(kernel) for kernel in kernels(found))]
+    lines += [_row(row) for row in evaluation_rows(found)]
+    right = f"The network itself is right in {percent(found.right)} %."
+    return [*lines, "", right, *(found.verdict(kernel) for kernel in found.kernels)]
 
 
-def _row(cells: list[object]) -> str:
+def _row(cells: Sequence[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

@@ -1,16 +1,35 @@
-"""Where the tests find data sets: `$SPOTLIGHTS_DATA`, or else a data folder beside the checkout."""
+"""What all tests share: no chance in them, and where they find data sets.
+
+`make test` gives the same result every time: hypothesis draws the same examples, and every test starts from the same
+seeds. `make fuzz` lets hypothesis explore. Data sets are in `$SPOTLIGHTS_DATA`, or in a folder beside the checkout.
+"""
 
 import functools
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 if "SPOTLIGHTS_DATA" not in os.environ and BESIDE.is_dir():
     os.environ["SPOTLIGHTS_DATA"] = str(BESIDE)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 LONGEST = ("report", "explorer_page", "update_rules", "layers", "networks_experiments", "memory_format", "crash_safety")
@@ -35,8 +54,8 @@ def quick_figures() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def load_once() -> Iterator[None]:
     """The same files need not be unpacked for every run."""
-    from spotlights.datasets import load
-    from spotlights.experiments import images
+    from spotlights_paper.datasets import load
+    from spotlights_paper.experiments import images
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "load", functools.cache(load))

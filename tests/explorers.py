@@ -13,13 +13,11 @@ from torch.nn import functional as F
 
 import spotlights as sl
 import training
-from demos import small_demo
-from spotlights.attention.whitening import key_moments
-from spotlights.experiments.running import run_experiment
-from spotlights.web.explorer import Explorer
-from spotlights.web.runs import subject_of
-from spotlights.web.server import build_app
-from spotlights.web.subject import Subject, own_subject
+from demos import run, settings
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.server import build_app
+from spotlights_paper.experiments.running import run_experiment
+from spotlights_paper.subjects import subject_of
 
 ROOT = Path(tempfile.mkdtemp(prefix="spotlights-explorers-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
@@ -27,11 +25,11 @@ HERE = "http://127.0.0.1:8733"
 VERSE = "the wolf and the lamb. the fox and the crow. the ant and the dove. the wolf and the crane. "
 
 
-def prepared(subject: Subject) -> Explorer:
+def prepared(subject: sl.Subject) -> Explorer:
     """An explorer whose masks and verdict, and what influence needs, are there already."""
     explorer = Explorer(subject, prepare=False)
-    explorer._finish(explorer.opened)
-    key_moments(explorer.opened.memory._view.reader)
+    explorer.prepare(explorer.opened)
+    explorer.opened.memory.prepare_influence()
     return explorer
 
 
@@ -56,7 +54,10 @@ def first() -> int:
 
 @cache
 def digits() -> Explorer:
-    return prepared(subject_of(small_demo().settings.out))
+    """The demo's network, recorded in float32, so that its contributions are exact."""
+    chosen = settings(ROOT / "digits", dtype="float32")
+    run(chosen)
+    return prepared(subject_of(chosen.out))
 
 
 class Letters:
@@ -106,9 +107,7 @@ def speller() -> Explorer:
             optimizer.step()
     passages = {int(start): letters.decode(text[start : start + 17].tolist()) for start in starts}
     inputs = text[starts[:12, None] + torch.arange(16)]
-    return prepared(
-        own_subject(sl.open(path), model, inputs, tokenizer=letters, show=lambda example: passages[example])
-    )
+    return prepared(sl.Subject(path, model, inputs, tokenizer=letters, show=lambda example: passages[example]))
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 
 class Conv1D(nn.Module):
@@ -166,3 +167,37 @@ KINDS: dict[str, Callable[..., st.SearchStrategy[tuple[nn.Module, Tensor]]]] = {
     **{kind: functools.partial(norms, kind=kind) for kind in ("layer-norm", "rms-norm", "batch-norm", "group-norm")},
 }
 """By the adapters' names: layers with inputs of `batch` examples."""
+
+
+@st.composite
+def recurrent_modules(draw: st.DrawFn) -> tuple[nn.Module, Any]:
+    """Any recurrent module with any options, and what its forward takes."""
+    kind, cell = (
+        draw(st.sampled_from(["LSTM", "GRU", "RNN"])),
+        draw(st.sampled_from([False, False, True]), label="cell"),
+    )
+    named = {"nonlinearity": draw(st.sampled_from(["tanh", "relu"]))} if kind == "RNN" else {}
+    wide, hidden, bias = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.booleans(), label="bias")
+    torch.manual_seed(draw(st.integers(0, 9), label="seed"))
+    sequences = draw(st.integers(1, 4), label="sequences")
+    if cell:
+        module = getattr(nn, f"{kind}Cell")(wide, hidden, bias=bias, **named).double()
+        inputs, shape = torch.randn(sequences, wide).double(), (sequences, hidden)
+    else:
+        layers, both = draw(st.integers(1, 3), label="layers"), draw(st.booleans(), label="both ways")
+        options = named | {
+            "batch_first": draw(st.booleans()),
+            "dropout": draw(st.sampled_from([0.0, 0.5])) if layers > 1 else 0.0,
+        }
+        module = getattr(nn, kind)(wide, hidden, layers, bias=bias, bidirectional=both, **options).double()
+        shape = (layers * (2 if both else 1), sequences, hidden)
+        lengths = draw(st.lists(st.integers(1, 5), min_size=sequences, max_size=sequences), label="lengths")
+        if draw(st.booleans(), label="packed"):
+            inputs = pack_sequence([torch.randn(n, wide).double() for n in lengths], enforce_sorted=False)
+        else:
+            lead = (sequences, lengths[0]) if module.batch_first else (lengths[0], sequences)
+            inputs = torch.randn(*lead, wide).double()
+    if not draw(st.booleans(), label="start"):
+        return module, (inputs,)
+    start = torch.randn(shape).double()
+    return module, (inputs, (start, -start) if kind == "LSTM" else start)

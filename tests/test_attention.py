@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import spotlights as sl
 import training
 from memories import LAYERS, Run, attend, brute_top, brute_totals, mlp, sequence, train, twice, whole_numbers
-from spotlights.attention import measure
 
 
 def plain_scores(run: Run, layer: str, queries: torch.Tensor | None = None) -> torch.Tensor:
@@ -89,8 +88,8 @@ def test_a_view_has_the_scores_of_its_own_slots_in_order():
 
 def test_scores_refuse_politely_when_they_would_not_fit(monkeypatch: pytest.MonkeyPatch):
     run = mlp()
-    monkeypatch.setattr(measure, "MAX_SCORES_BYTES", 3 * 180 * 8 - 1)
-    with pytest.raises(sl.TooLargeError, match=r"3 queries with 180 slots .* top\(\) or totals\(\)"):
+    monkeypatch.setattr("spotlights.query.measured.MAX_VALUES_BYTES", 3 * 180 * 8 - 1)
+    with pytest.raises(sl.TooLargeError, match=r"3 queries and 180 slots .* top\(\) or totals\(\)"):
         attend(run, "2").scores()
     assert len(attend(run, "2").top(3)) == 3, "top needs no table of scores"
 
@@ -98,7 +97,7 @@ def test_scores_refuse_politely_when_they_would_not_fit(monkeypatch: pytest.Monk
 def test_scores_of_a_small_enough_view_of_a_large_memory_are_given(monkeypatch: pytest.MonkeyPatch):
     run = mlp()
     small = run.memory.where(step=range(2))
-    monkeypatch.setattr(measure, "MAX_SCORES_BYTES", 3 * 12 * 8)
+    monkeypatch.setattr("spotlights.query.measured.MAX_VALUES_BYTES", 3 * 12 * 8)
     scores = small.attend(run.model, run.queries)["2"].scores()
     assert scores.shape == (3, 12), "the error recommends a smaller view, so a smaller view must help"
 

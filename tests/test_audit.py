@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 import spotlights as sl
 from real_data import need
 from spotlights.cli import app
-from spotlights.experiments import retrain_check
-from spotlights.experiments.images import prepare
-from spotlights.experiments.network import mlp
-from spotlights.experiments.running import run_experiment
+from spotlights_paper import datasets
+from spotlights_paper.experiments import retrain_check
+from spotlights_paper.experiments.images import prepare
+from spotlights_paper.experiments.running import run_experiment
+from spotlights_paper.experiments.training import mlp
 
 
 def spotlights(*arguments: object):
@@ -26,7 +27,7 @@ def spotlights(*arguments: object):
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     """Digits with ten wrong labels."""
-    digits = sl.datasets.load("digits", "train")
+    digits = datasets.load("digits").train
     images, labels, ids = digits.images[:200].flatten(1) / 255, digits.labels[:200].clone(), digits.ids[:200]
     wrong = torch.arange(0, 200, 20)
     labels[wrong] = (labels[wrong] + 3) % 10
@@ -46,7 +47,13 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 def test_audit_writes_csv_and_a_page_with_pictures(memory: tuple[Path, list[int]], tmp_path: Path):
     path, wrong = memory
-    result = spotlights("audit", path, "-k", 12, "--data", "digits", "--out", tmp_path, "--json")
+    (tmp_path / "pictures.py").write_text(
+        "import spotlights as sl\nfrom spotlights_paper import datasets\n"
+        "digits = datasets.load('digits').train\n"
+        f"subject = sl.Subject({str(path)!r}, show=lambda e: digits.images[(digits.ids == e).nonzero()[0, 0]])\n"
+    )
+    named = f"{tmp_path / 'pictures.py'}:subject"
+    result = spotlights("audit", path, "-k", 12, "--subject", named, "--out", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     ranked = [row["example"] for row in found["suspects"]]
@@ -54,17 +61,6 @@ def test_audit_writes_csv_and_a_page_with_pictures(memory: tuple[Path, list[int]
     page = Path(found["page"]).read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert (tmp_path / "audit.csv").read_text().count("\n") == 13
-
-
-def test_audit_shows_texts_by_line(memory: tuple[Path, list[int]], tmp_path: Path):
-    path, _ = memory
-    (tmp_path / "lines.txt").write_text("<b>zero</b>\none\n")
-    result = spotlights("audit", path, "--texts", tmp_path / "lines.txt", "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "suspects by the errors of 2" in result.stdout
-    both = spotlights("audit", path, "--texts", tmp_path / "lines.txt", "--data", "digits", "--out", tmp_path / "out")
-    assert both.exit_code == 2
-    assert "not both" in both.stderr
 
 
 @pytest.fixture(scope="module")
@@ -121,5 +117,5 @@ def test_a_group_is_written_as_columns_and_values():
         "source": "mnist",
         "example": [17, 42],
     }
-    with pytest.raises(sl.SettingError, match="COLUMN=VALUE"):
+    with pytest.raises(sl.SettingError, match="write column=value"):
         retrain_check.parse_group(["label"])

@@ -120,31 +120,27 @@ def test_sequence_first_inputs_are_matched(tmp_path):
 
 def test_images_with_rows_and_columns_are_matched_per_example(tmp_path):
     model = fill(nn.Sequential(nn.Linear(5, 2)).double())
-    inputs = torch.randn(2, 2, 2, 5, dtype=torch.float64)
+    inputs = torch.randn(2, 3, 2, 5, dtype=torch.float64)
     memory = _record(tmp_path / "m", model, (inputs, {"example": [7, 9]}))
-    assert column(memory, model, "0", inputs, "example") == [7] * 4 + [9] * 4
-    assert column(memory, model, "0", inputs, "position") == [0, 1, 2, 3] * 2
+    assert column(memory, model, "0", inputs, "example") == [7] * 6 + [9] * 6
+    assert column(memory, model, "0", inputs, "position") == [0, 1, 2, 3, 4, 5] * 2
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3], torch.ones(5), [["a", "b"], ["c", "d"], ["e", "f"]]], ids=repr)
-def test_a_wrong_size_is_an_error_with_both_shapes(tmp_path, values):
+def test_a_wrong_size_leaves_the_column_out_with_one_warning_of_both_shapes(tmp_path, values):
     model = network()
     shape = tuple(np.shape(values))
-    with pytest.raises(sl.ShapeMismatchError) as caught:
-        _record(tmp_path / "m", model, (X[:4], {"label": values}))
-    message = str(caught.value)
+    with pytest.warns(sl.SpotlightsWarning) as said:
+        memory = _record(tmp_path / "m", model, *[(X[:4], {"label": values, "example": [3, 1, 2, 0]})] * 2)
+    (message,) = (str(warning.message) for warning in said)
     assert '"label"' in message
     assert str(shape) in message
     assert "(4,)" in message
-    assert 'layer "0"' in message
-
-
-def test_a_wrong_size_leaves_the_steps_before_it(tmp_path):
-    model = network()
-    with pytest.raises(sl.ShapeMismatchError):
-        _record(tmp_path / "m", model, (X[:4], {"label": [1] * 4}), (X[:4], {"label": [1, 2]}))
-    assert sl.open(tmp_path / "m").steps == 1
-    assert sl.open(tmp_path / "m").verify(model).ok
+    assert 'Layer "0"' in message
+    assert 'recorder.batch(label=…, layer="0")' in message
+    assert column(memory, model, "0", X[:1], "label") == [None] * 8
+    assert column(memory, model, "0", X[:1], "example") == [3, 1, 2, 0] * 2
+    assert memory.verify(model).ok
 
 
 def test_forgetting_batch_leaves_slots_with_only_their_step(tmp_path):
@@ -180,7 +176,8 @@ def test_the_last_call_before_the_forward_pass_counts(tmp_path):
         recorder.batch(label=[6, 7])  # the next micro-batch
         model(X[:2]).sum().backward()
         recorder.batch(label=[8, 9])  # too late for this step
-        optimizer.step()
+        with pytest.warns(sl.SpotlightsWarning, match="Call it before the forward pass"):
+            optimizer.step()
     memory = sl.open(tmp_path / "m")
     assert column(memory, model, "0", X[:1], "label") == [4, 5, 6, 7]
     assert "source" in memory.columns
@@ -228,6 +225,7 @@ def test_batch_outside_the_block_is_refused(tmp_path):
         recorder.batch(label=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*examples may be counted along")
 @settings(max_examples=25, deadline=None)
 @given(
     lead=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),

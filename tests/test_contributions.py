@@ -9,10 +9,9 @@ from torch import nn
 
 import spotlights as sl
 from memories import EVERYTHING, Run, brute_totals, mlp, sequence, train, twice, whole_numbers
-from spotlights.attention import Contributions
 
 
-def contributions(run: Run, layer: str, target=1) -> Contributions:
+def contributions(run: Run, layer: str, target=1) -> sl.Contributions:
     return run.memory.attend(run.model, run.queries)[layer].contributions(target=target)
 
 
@@ -65,7 +64,7 @@ def test_contributions_add_up_within_the_rounding_of_the_storage_type(storage: s
 
 def test_contributions_over_several_rows_per_input_add_up():
     run = sequence()
-    c = run.memory.attend(run.model, run.queries)["2"].contributions(target=lambda output: output[:, -1, 2])
+    c = run.memory.attend(run.model, run.queries)["2"].contributions(lambda output: output[:, -1, 2], rows=True)
     truth = torch.zeros(2, 2, dtype=torch.float64)
     truth[:, -1] = run.model(run.queries)[:, -1, 2].detach()
     torch.testing.assert_close(c.initial + c.total(), truth.reshape(-1), rtol=0, atol=1e-10)
@@ -74,7 +73,7 @@ def test_contributions_over_several_rows_per_input_add_up():
 
 def test_contributions_over_several_calls_add_up_to_the_linear_form_of_both():
     run = twice()
-    c = contributions(run, "inner")
+    c = run.memory.attend(run.model, run.queries)["inner"].contributions(1, rows=True)
     seen = []
     hook = run.model.inner.register_forward_hook(lambda module, args, output: seen.append(output))
     logits = run.model(run.queries)
@@ -261,6 +260,7 @@ def test_layers_that_work_in_place_do_not_change_the_contributions():
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*has no exact rule")
 def test_an_optimizer_without_a_rule_still_gives_scores(tmp_path):
     torch.manual_seed(6)
     model = nn.Sequential(nn.Linear(5, 4)).double()

@@ -1,9 +1,6 @@
 """Claims about the explorer's API: it says what the library says."""
 
 import base64
-import csv
-import io
-import re
 import threading
 import time
 import zlib
@@ -14,14 +11,13 @@ import torch
 import spotlights as sl
 import training
 from explorers import client, digits, exact_run, first, get, prepared, speller
-from spotlights.memory import moments
-from spotlights.web.explorer import Explorer, Turns
-from spotlights.web.subject import Drawing, own_subject
+from spotlights.explorer.explorer import Explorer, Turns
+from spotlights.memory.format.names import MOMENTS
 
 
 def attention(layer: str):
     found = digits().opened
-    return found.memory.attend(found.model, digits().subject.inputs.tensors[:1])[layer]
+    return found.memory.attend(found.model, digits().subject.inputs.batch([0]))[layer]
 
 
 def test_the_run_says_what_can_be_asked():
@@ -51,11 +47,11 @@ def test_the_top_examples_are_the_library_s(layer: str):
 
 
 def test_slots_and_scores_are_the_library_s():
-    found = get("layer", q=f"test:{first()}", layer="layers.1", measure="score", by="slot", top=7, sorted=5)
+    found = get("layer", q=f"test:{first()}", layer="layers.1", measure="score", by="slot", top=7)
     expected = attention("layers.1")
     assert [row["slot"] for row in found["top"]] == expected.top(7).slots[0, 0].tolist()
-    per_label = expected.top(5, per="label")
-    assert found["sorted"]["slots"] == per_label.slots[0].tolist()
+    per_label = expected.top(500, per="label").slots[0].tolist()
+    assert found["sorted"]["slots"] == [[slot for slot in slots if slot >= 0] for slots in per_label]
     sizes = get("layer", q=f"test:{first()}", layer="layers.1", measure="absolute")
     totals = [row["total"] for row in sizes["totals"]["label"]]
     assert totals == pytest.approx(expected.totals("label", absolute=True).values[0].tolist(), rel=1e-4)
@@ -63,9 +59,9 @@ def test_slots_and_scores_are_the_library_s():
 
 @pytest.mark.parametrize("steps", [None, (10, 30)])
 def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estimate(steps: tuple[int, int] | None):
-    opened, inputs = digits().opened, digits().subject.inputs.tensors[:1]
+    opened, inputs = digits().opened, digits().subject.inputs.batch([0])
     asked = {"q": f"test:{first()}", "measure": "influence", "target": 3, "top": 5, "by": "slot"}
-    found = get("layer", **asked, **({} if steps is None else {"steps": "10-30"}))
+    found = get("layer", **asked, **({} if steps is None else {"where": "step=10-30"}))
     view = opened.memory if steps is None else opened.memory.where(step=range(*steps))
     expected = view.attend(opened.model, inputs).influence(3)
     assert (found["layer"], found["by"], found["exact"]) == ("all layers", "example", False)
@@ -85,14 +81,14 @@ def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estim
 
 def test_influence_that_must_be_prepared_says_how_far_it_is_and_holds_up_nobody(monkeypatch):
     fresh = Explorer(digits().subject, prepare=False)
-    (fresh.opened.memory.path / moments.FILE).unlink(missing_ok=True)
-    monkeypatch.setattr("spotlights.web.explorer.PATIENCE", 0.05)
+    (fresh.opened.memory.path / MOMENTS).unlink(missing_ok=True)
+    monkeypatch.setattr("spotlights.explorer.explorer.PATIENCE", 0.05)
     asked = {"q": f"test:{first()}", "measure": "influence", "target": 3, "top": 5}
     with fresh.scanning:  # somebody else's scan
         assert get("layer", fresh, code=202, **asked) == {"progress": 0.0}
         assert get("status", fresh)["steps"] == fresh.opened.memory.steps
-    assert fresh.opened.moments is not None
-    fresh.opened.moments.thread.join()
+    assert fresh.opened.influence is not None
+    fresh.opened.influence.join()
     assert get("layer", fresh, **asked)["top"] == get("layer", **asked)["top"]
 
 
@@ -113,9 +109,9 @@ def test_the_parts_of_the_last_layer_add_up_to_the_output():
 
 
 def test_a_stretch_of_steps_is_the_view_of_these_steps():
-    found = get("layer", q=f"test:{first()}", layer="layers.2", target=1, steps="10-30")
+    found = get("layer", q=f"test:{first()}", layer="layers.2", target=1, where="step=10-30")
     opened = digits().opened
-    part = opened.memory.where(step=range(10, 30)).attend(opened.model, digits().subject.inputs.tensors[:1])["layers.2"]
+    part = opened.memory.where(step=range(10, 30)).attend(opened.model, digits().subject.inputs.batch([0]))["layers.2"]
     totals = part.contributions(1).totals("label")
     assert [row["total"] for row in found["totals"]["label"]] == pytest.approx(totals.values[0].tolist(), abs=1e-4)
     assert found["slots"] == int(totals.counts.sum())
@@ -171,36 +167,10 @@ def test_a_prompt_asks_about_one_of_its_tokens():
     assert layer["top"][0]["shown"]["kind"] == "text"
 
 
-def test_the_table_as_csv_has_the_rows_of_the_page():
-    text = client(digits()).get("/api/table.csv", params={"q": f"test:{first()}", "top": 4}).text
-    rows = list(csv.DictReader(io.StringIO(text)))
-    found = get("layer", q=f"test:{first()}", top=4)
-    assert [int(row["example"]) for row in rows] == [r["example"] for r in [*found["top"], *found["bottom"][::-1]]]
-
-
-@pytest.mark.parametrize(
-    ("query", "measure"), [("test", "influence"), ("train", "contribution"), ("pixels", "contribution")]
-)
-def test_the_python_snippet_runs_and_prints_the_same(query: str, measure: str, capsys: pytest.CaptureFixture):
-    top = get("layer", q=f"test:{first()}", top=3)["top"]
-    packed = base64.urlsafe_b64encode(zlib.compress(bytes(range(64)))).decode().rstrip("=")
-    q = {"test": f"test:{first()}", "train": f"train:{top[0]['example']}", "pixels": f"pixels:{packed}"}[query]
-    asked = {"q": q, "top": 3, "measure": measure, "mask": "label:1;steps:0-13", "in": "layers.2"}
-    code = client(digits()).get("/api/query.py", params=asked).text
-    exec(compile(code, "snippet", "exec"), {})
-    printed = capsys.readouterr().out
-    for row in get("layer", q=q, top=3, measure=measure)["top"]:
-        assert str(row["example"]) in printed
-    masked = get("mask", q=q, mask="label:1;steps:0-13", **{"in": "layers.2"})["without"]["outputs"][0]["logit"]
-    first_logit = re.search(r"-?\d+\.\d+", printed.split("logits without:")[1])
-    assert first_logit is not None
-    assert float(first_logit.group()) == pytest.approx(masked, abs=1e-3)
-
-
 def test_a_memory_without_groups_or_views_can_be_explored():
     memory, model = exact_run()
     torch.manual_seed(0)
-    explorer_of = own_subject(memory, model, torch.randn(3, 5, dtype=torch.float64))
+    explorer_of = sl.Subject(memory, model, torch.randn(3, 5, dtype=torch.float64))
     found = get("layer", prepared(explorer_of), q="test:1", measure="score")
     assert [row["rank"] for row in found["top"]][:3] == [1, 2, 3]
     assert get("query", prepared(explorer_of), q="test:1")["shown"]["kind"] == "table"
@@ -236,14 +206,14 @@ def test_a_memory_under_recording_shows_its_steps_and_then_the_newer_ones(tmp_pa
         training.train(model, optimizer, range(5), recorder)
         wait_for(lambda: sl.open(tmp_path / "live.memory").steps >= 1)
         seen = sl.open(tmp_path / "live.memory").steps
-        explorer = prepared(own_subject(sl.open(tmp_path / "live.memory"), model, torch.randn(2, 5)))
+        explorer = prepared(sl.Subject(tmp_path / "live.memory", model, torch.randn(2, 5)))
         assert get("status", explorer)["recording"] is True
         assert get("run", explorer)["steps"] >= seen
         assert get("layer", explorer, q="test:0", measure="score")["slots"] > 0
         training.train(model, optimizer, range(5, 12), recorder)
     now = get("status", explorer)
     assert (now["recording"], now["steps_now"], now["outdated"], now["verified"]) == (False, 12, True, None)
-    assert get("run", explorer, newest="yes")["steps"] == 12
+    assert client(explorer).post("/api/refresh").json()["steps"] == 12
 
 
 def wait_for(condition, seconds: float = 10.0) -> None:
@@ -257,10 +227,9 @@ def test_explore_serves_a_user_s_own_model_in_the_background():
     import httpx2 as httpx
 
     memory, model = exact_run()
-    drawing = Drawing(1, 5, lambda pixels: torch.from_numpy(pixels[0]).double())
-    with sl.explore(
-        memory, model, torch.randn(4, 5, dtype=torch.float64), drawing=drawing, port=0, open_browser=False
-    ) as served:
+    drawing = sl.Drawing(1, 5, lambda pixels: torch.from_numpy(pixels[0]).double())
+    subject = sl.Subject(memory, model, torch.randn(4, 5, dtype=torch.float64), drawing=drawing)
+    with subject.explore(port=0, open_browser=False) as served:
         assert httpx.get(served.url).text.startswith("<!doctype html>")
         assert httpx.get(f"{served.url}api/run").json()["title"] == "exact.memory"
         assert "iframe" in served._repr_html_()
@@ -268,11 +237,11 @@ def test_explore_serves_a_user_s_own_model_in_the_background():
 
 def test_explore_says_what_is_missing():
     memory, model = exact_run()
-    with pytest.raises(sl.SettingError, match="test inputs as one tensor"):
-        sl.explore(memory, model, None)
-    with pytest.raises(sl.SettingError, match="trained torch module"):
-        sl.explore(memory, None, torch.zeros(1, 5))
+    with pytest.raises(sl.SettingError, match="inputs= are the test inputs"):
+        sl.Subject(memory, model, None).explore()
+    with pytest.raises(sl.SettingError, match="no network"):
+        sl.Subject(memory, None, torch.zeros(1, 5)).explore()
     with pytest.raises(sl.SettingError, match="4 inputs, but 1 labels"):
-        sl.explore(memory, model, torch.zeros(4, 5), labels=[1])
-    with pytest.raises(sl.SettingError, match="Give them in Python"):
-        sl.explore(memory.path)
+        sl.Subject(memory, model, torch.zeros(4, 5), labels=[1]).explore()
+    with pytest.raises(sl.SettingError, match="inputs= are the test inputs"):
+        sl.Subject(memory.path).explore()

@@ -1,7 +1,9 @@
 """The page in a real browser: choose, see, brush, mask; draw, type; a shared link; nothing leaves the machine."""
 
+import http.server
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,10 +16,10 @@ import spotlights as sl
 import training
 from demos import small_demo
 from explorers import digits, first, reader_run, speller
-from spotlights.web import Served, serve
-from spotlights.web.runs import subject_of
-from spotlights.web.subject import own_subject
-from spotlights.web.views import png
+from spotlights.explorer import Served
+from spotlights.explorer.views import png
+from spotlights.selections import parse_selections
+from spotlights_paper.subjects import subject_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -35,7 +37,7 @@ def browser() -> Iterator[BrowserContext]:
 
 @pytest.fixture(scope="session")
 def of_digits() -> Iterator[Served]:
-    with serve(digits().subject, port=0) as served:
+    with Served(digits().subject, port=0) as served:
         yield served
 
 
@@ -98,7 +100,7 @@ def logits(page: Page) -> list[float]:
 
 def masked_by_library(**conditions) -> torch.Tensor:
     opened = digits().opened
-    return opened.memory.without(**conditions).primal(opened.model)(digits().subject.inputs.tensors[:1])[0]
+    return opened.memory.without(**conditions).primal(opened.model)(digits().subject.inputs.batch([0]))[0]
 
 
 def brush(page: Page) -> None:
@@ -112,7 +114,7 @@ def brush(page: Page) -> None:
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30, steps=4)
         page.mouse.up()
         page.wait_for_timeout(500)
-        if "steps=" in page.url:
+        if "where=step" in page.url:
             return
 
 
@@ -121,7 +123,7 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
         shown(page)
         assert f"q=test%3A{first()}" in page.url
         said = page.inner_text("#said")
-        assert said == str(int(digits().opened.model(digits().subject.inputs.tensors[:1]).argmax()))
+        assert said == str(int(digits().opened.model(digits().subject.inputs.batch([0])).argmax()))
         page.wait_for_selector(".badge.yes")
         assert page.locator(".badge.yes").count() == 3
         assert page.locator(".card").count() == 20
@@ -135,11 +137,11 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
         assert page.locator(".card").count() == 20
 
         brush(page)
-        shown(page, "location.hash.includes('steps=')")
+        shown(page, "location.hash.includes('where=step')")
         assert "only steps 0–" in page.inner_text("#steps-chip")
 
         page.click(f".chip[data-column=label][data-value='{said}']")
-        compared(page, f"label:{said}")
+        compared(page, f"label={said}")
         expected = masked_by_library(label=int(said))
         assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
         assert page.inner_text("#masked-said") == str(int(expected.argmax())) != said
@@ -151,19 +153,19 @@ def test_the_answer_follows_the_slider(page: Page):
         page.keyboard.press("ArrowRight")
     mask = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')")
     compared(page, mask)
-    end = int(re.fullmatch(r"steps:0-(\d+)", mask).group(1))
+    end = int(re.fullmatch(r"step=0-(\d+)", mask).group(1))
     assert logits(page) == pytest.approx(masked_by_library(step=range(end)).tolist(), rel=1e-3, abs=1e-3)
 
 
 def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
     example = digits().subject.inputs.ids[3]
     state = f"#q=test%3A{example}&layer=layers.1&measure=contribution&target=2&by=slot"
-    state += "&steps=0-20&mask=label%3A1%2C4&in=layers.2"
+    state += "&where=step%3D0-20&mask=label%3D1%2C4&in=layers.2"
     pages = []
     for fresh in (browser.browser.new_context(), browser.browser.new_context()):
         with opened(fresh, of_digits, state) as page:
             shown(page)
-            compared(page, "label:1,4")
+            compared(page, "label=1,4")
             page.wait_for_selector("#time .scatterlayer .trace:nth-child(3)")
             pages.append(
                 (page.inner_text("#story"), page.inner_text("#examples"), page.inner_text("#compare"), page.url)
@@ -205,7 +207,7 @@ def test_an_example_is_left_out_with_a_click(page: Page):
     example = page.get_attribute(".card >> nth=0", "data-example")
     page.hover(".card >> nth=0")
     page.click(".card .out >> nth=0")
-    compared(page, f"example:{example}")
+    compared(page, f"example={example}")
     assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
 
 
@@ -218,7 +220,7 @@ def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(page: Page):
     assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
     assert first.locator(".says").inner_text() == str(suspects.answers[0])
     first.locator(".out").click()
-    compared(page, f"example:{suspects.examples[0]}")
+    compared(page, f"example={suspects.examples[0]}")
     expected = masked_by_library(example=suspects.examples[0])
     assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
     page.click("#accuracy button")
@@ -282,7 +284,7 @@ def test_an_empty_list_says_why_and_leads_back(page: Page):
 
 
 def test_type_a_prompt_and_click_a_token(browser):
-    with serve(speller().subject, port=0) as served, opened(browser, served) as page:
+    with Served(speller().subject, port=0) as served, opened(browser, served) as page:
         shown(page)
         page.click("#ways button:text-is('Prompt')")
         page.fill("#prompt", "the wo")
@@ -299,7 +301,7 @@ def test_type_a_prompt_and_click_a_token(browser):
 def test_a_language_run_shows_the_passages_that_a_clicked_token_attends_to(browser: BrowserContext):
     subject = subject_of(reader_run())
     prompt, token = "the wolf and", 7
-    with serve(subject, port=0) as served, opened(browser, served) as page:
+    with Served(subject, port=0) as served, opened(browser, served) as page:
         shown(page)
         page.click("#ways button:text-is('Prompt')")
         page.fill("#prompt", prompt)
@@ -308,7 +310,7 @@ def test_a_language_run_shows_the_passages_that_a_clicked_token_attends_to(brows
         assert page.locator("#tokens button").all_text_contents() == list(prompt)
         page.click(f"#tokens button >> nth={token}")
         shown(page, f"location.hash.includes('at={token}')")
-        memory, tokens = subject.reopen(), torch.tensor([subject.tokenizer.encode(prompt)])
+        memory, tokens = subject.open(), torch.tensor([subject.tokenizer.encode(prompt)])
         spot = memory.attend(subject.network(memory), tokens, kernel=subject.kernel)
         expected = spot[next(iter(memory.layers))].at(token).top(20, by="example").columns["example"][0][0]
         cards = page.locator(".cards.text .card")
@@ -328,7 +330,7 @@ def test_a_memory_under_recording(browser, tmp_path):
             training.train(model, optimizer, range(5), recorder)
             while sl.open(path).steps < 1:
                 pass
-            served = stack.enter_context(serve(own_subject(sl.open(path), model, torch.randn(3, 5)), port=0))
+            served = stack.enter_context(Served(sl.Subject(path, model, torch.randn(3, 5)), port=0))
             page = stack.enter_context(opened(browser, served))
             shown(page)
             assert "Still being recorded" in page.inner_text("#notice")
@@ -370,5 +372,59 @@ def test_what_a_mask_is_not_is_said_where_masks_are_made(page: Page):
     assert "is a mask, not retraining" in page.inner_text("#audit")
 
 
+@pytest.mark.parametrize(
+    "text", ['label=3,5 step=0-300; source="old; \\"mail\\"",x', "step=0-10,20-30", " ; example=12  label=3;", ""]
+)
+def test_the_page_reads_and_writes_selections_as_python_does(page: Page, text: str):
+    script = "async text => { const s = await import('./static/selections.js'); return s.%s }"
+    written = page.evaluate(script % "formatSelections(s.parseSelections(text))", text)
+    assert parse_selections(written) == parse_selections(text)
+    for value in (3, -2.5, "mnist", "3", "0-3", "1e5", 'old; "mail"', "a\\b", "é", "2019-01-02"):
+        spelled = page.evaluate(script % "spell(text)", value)
+        assert parse_selections(f"column={spelled}") == [{"column": value}]
+
+
 def test_the_demo_says_how_to_open_it():
     assert f"spotlights explore {small_demo().settings.out}" in small_demo().printed
+
+
+def test_a_page_of_another_site_reaches_nothing_that_costs_or_has_effects(
+    browser: BrowserContext, of_digits: Served, monkeypatch: pytest.MonkeyPatch
+):
+    """A page of another port of this machine, which a browser lets come closest, tries pictures, fetches and a form."""
+    asked: list[str] = []
+    for name in ("refresh", "answer", "kept"):
+        monkeypatch.setattr(of_digits.explorer, name, lambda *_, name=name: asked.append(name))
+    address = f"{of_digits.url}api/"
+    evil = f"""<!doctype html><title>evil</title>
+        <img src="{address}layer?q=test:{first()}"><iframe src="{address}run" name="frame"></iframe>
+        <form method="post" action="{address}refresh" target="frame"></form>"""
+    attack = f"""async () => {{
+        document.forms[0].submit();
+        const tries = ["GET query?q=test:{first()}", "GET audit", "POST refresh"].map(async (line) => {{
+            const [method, path] = line.split(" ");
+            const asked = fetch("{address}" + path, {{ method, mode: "no-cors" }}).catch(() => ({{ type: "refused" }}));
+            return (await asked).type;
+        }});
+        return Promise.all(tries);
+    }}"""
+
+    class Evil(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(evil.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://localhost:{server.server_port}/")
+        assert set(page.evaluate(attack)) <= {"opaque", "refused"}
+        page.wait_for_timeout(500)
+        page.close()
+        server.shutdown()
+    assert asked == []

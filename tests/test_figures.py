@@ -1,14 +1,11 @@
 """Claims about the figures: they show the numbers, in the colours, and nothing lies over anything else."""
 
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -16,10 +13,7 @@ from matplotlib.text import Text
 import spotlights as sl
 from demos import small_demo
 from spotlights import figures
-from spotlights.attention.results import Label, Top, Totals
-from spotlights.experiments.network import mlp
-from spotlights.figures import Captioned, palette
-from spotlights.figures.case import LayerPanel, Task, plot_case
+from spotlights.figures import palette
 
 SEEN_BY = {
     "most people": np.eye(3),
@@ -42,26 +36,6 @@ SEEN_BY = {
 """What colour-blind eyes make of linear RGB (Machado, Oliveira and Fernandes, 2009)."""
 
 
-@cache
-def explanation() -> figures.Explanation:
-    return figures.explain(small_demo().spotlights(), k=50)
-
-
-def page(query: int = 0, **options) -> Figure:
-    images = small_demo().images
-    image = images.dataset.test.images[query].numpy()
-    return figures.plot_explanation(explanation(), query, image, images.of_training, **options)
-
-
-def ticks_outside(figure: Figure) -> set[Text]:
-    """The labels of ticks beyond the ends of their axis, which exist but are not drawn."""
-    outside = set()
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        outside |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
-    return outside
-
-
 def words(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
@@ -79,20 +53,19 @@ def lab(colours: list[str], seen: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("eyes", SEEN_BY)
-@pytest.mark.parametrize("colours", [palette.CLASSES, (palette.FOR, palette.AGAINST), tuple(palette.SOURCES.values())])
+@pytest.mark.parametrize("colours", [palette.CLASSES, (palette.FOR, palette.AGAINST)])
 def test_colours_differ_for_all_eyes(eyes: str, colours: tuple[str, ...]):
     seen = lab(list(colours), np.array(SEEN_BY[eyes]))
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
 
 
 def test_a_class_has_its_colour_whatever_else_is_shown():
-    assert palette.colours("label", [7, 3])[1] == palette.colours("label", [3])[0] == palette.CLASSES[3]
-    assert palette.colours("source", ["fashion-mnist"]) == palette.colours("source", ["mnist", "fashion-mnist"])[1:]
+    assert palette.colours([7, 3])[1] == palette.colours([3])[0] == palette.CLASSES[3]
 
 
 def test_the_user_s_own_style_comes_back():
     before = dict(matplotlib.rcParams)
-    page()
+    small_demo().attend().plot(k=5)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -113,7 +86,7 @@ def test_top_is_drawn_in_descending_order_group_by_group():
 
 def test_groups_with_fewer_slots_are_drawn_as_far_as_they_go():
     memory = small_demo().memory.where(example=range(2_000_000, 2_000_015), step=range(12))
-    top = memory.attend(small_demo().network, small_demo().images.test[:1])["layers.0"].top(30, per="label")
+    top = memory.attend(small_demo().network, small_demo().images.test.inputs[:1])["layers.0"].top(30, per="label")
     lines = top.plot().axes[0].get_lines()[:10]
     assert [len(np.asarray(line.get_ydata())) // 2 for line in lines] == (top.slots[0] >= 0).sum(dim=1).tolist()
 
@@ -169,99 +142,10 @@ def test_a_query_that_does_not_exist_gets_a_sentence():
         small_demo().attend().totals("label").plot(3)
 
 
-# -- the page ---------------------------------------------------------------------------------
-
-
-def test_contributions_and_the_initial_part_add_up_to_the_logit():
-    last = explanation().layers[-1]
-    assert last.exact
-    assert not any(layer.exact for layer in explanation().layers[:-1])
-    assert last.contributions is not None
-    assert last.initial is not None
-    total = last.contributions.values.sum(dim=1) + last.initial
-    chosen = explanation().output.gather(1, torch.tensor(explanation().targets)[:, None])[:, 0]
-    assert total.tolist() == pytest.approx(chosen.tolist(), abs=1e-4)
-
-
-def test_the_page_says_what_is_exact_and_what_is_first_order():
-    said = words(page(truth=1))
-    assert said.count("exact: ") == 1
-    assert said.count("first order: ") == 2
-
-
-def test_the_page_says_whether_the_answer_is_right():
-    answer = explanation().answers[0]
-    assert f"right: it is {answer}" in words(page(truth=answer))
-    wrong = words(page(truth=(answer + 1) % 10))
-    assert f"wrong: it is {(answer + 1) % 10}" in wrong
-    assert f"{answer}\nsaid" in wrong
-
-
-def test_the_page_shows_the_pixels_of_the_top_examples():
-    top = explanation().layers[0].examples
-    assert top is not None
-    expected = [small_demo().images.of_training(row["example"]) for row in top.rows(0)]
-    inset_images = [image for axes in page().axes for inset in axes.child_axes for image in inset.images]
-    for image, pixels in zip(inset_images[:3], expected, strict=True):
-        assert np.array_equal(image.get_array(), pixels)
-        assert image.get_interpolation() == "none"
-
-
-@pytest.mark.parametrize("names", [{}, {0: "T-shirt", 1: "trouser", 5: "sandal", 9: "ankle boot"}])
-def test_no_words_on_the_page_lie_over_others(names: dict[int, str]):
-    beside = (explanation().answers[0] + 1) % 10  # two marks that stand side by side
-    figure = page(truth=beside, names=names, title="test example 2001500 of digits")
-    figure.draw_without_rendering()
-    frame = figure.bbox
-    boxes = []
-    outside = ticks_outside(figure)
-    for text in figure.findobj(Text):
-        if text.get_visible() and text.get_text() and text not in outside:
-            box = text.get_window_extent()
-            if box.width:
-                assert frame.x0 - 1 <= box.x0, text
-                assert box.x1 <= frame.x1 + 1, text
-                boxes.append((text.get_text(), box, text.get_rotation()))
-    for (one, a, turned), (other, b, also_turned) in combinations(boxes, 2):
-        if turned in (0, 90) and also_turned in (0, 90):  # slanted words have boxes larger than themselves
-            across = min(a.x1, b.x1) - max(a.x0, b.x0)
-            up = min(a.y1, b.y1) - max(a.y0, b.y0)
-            assert across <= 1 or up <= 1, f"{one!r} and {other!r}"
-
-
-def other_memory(tmp_path: Path, **options) -> tuple[sl.Memory, torch.nn.Module, torch.Tensor]:
-    network = mlp((6, 5, 3))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    inputs, labels = torch.randn(8, 6), torch.arange(8) % 3
-    with sl.record(network, optimizer, tmp_path / "other.memory", **options) as recorder:
-        for _ in range(4):
-            recorder.batch(label=labels)
-            optimizer.zero_grad()
-            F.cross_entropy(network(inputs), labels).backward()
-            optimizer.step()
-    return sl.open(tmp_path / "other.memory"), network, inputs
-
-
-def test_approximate_answers_say_so_in_the_picture(tmp_path: Path):
-    memory, network, inputs = other_memory(tmp_path, dtype="float16")
-    spotlights = memory.attend(network, inputs)
-    attention = spotlights["layers.0"]
-    drawn = [
-        attention.plot(k=4),
-        attention.top(4).plot(),
-        attention.totals("label").plot(),
-        figures.plot_explanation(figures.explain(spotlights), 0, np.zeros((2, 3)), lambda example: np.zeros((2, 3))),
-    ]
-    for figure in drawn:
-        assert "stored as float16" in words(figure)
-
-
-def test_a_memory_of_keys_alone_gets_a_page_without_contributions(tmp_path: Path):
-    memory, network, inputs = other_memory(tmp_path, errors=False)
-    found = figures.explain(memory.attend(network, inputs))
-    figure = figures.plot_explanation(found, 0, np.zeros((2, 3)), lambda example: np.zeros((2, 3)))
-    assert "contribution" not in words(figure)
-    assert "total score by label" in words(figure)
+def test_a_picture_takes_arrays_and_knows_no_memory():
+    panel = figures.TotalsPanel(np.array([1.0, -2.0]), ["yes", "no"], "votes", "answer", signed=True)
+    bars = figures.plot_totals(panel).axes[0].patches
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [palette.FOR, palette.AGAINST]
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -273,23 +157,3 @@ def test_figures_are_saved_with_150_dots_per_inch_or_as_pdf(tmp_path: Path):
     width, height = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))
     assert (width, height) == tuple(figure.get_size_inches() * 150)
     assert figures.save(figure, tmp_path / "totals.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_tasks_that_share_a_scale_are_all_shown_whole():
-    def top(scale: float) -> Top:
-        values = scale * torch.tensor([[[2.0, 1.0], [3.0, 1.0]]])
-        slots = torch.arange(4).reshape(1, 2, 2)
-        return Top("0", "score", values, slots, {"step": slots.tolist()}, "label", [0, 1])
-
-    def totals(scale: float) -> Totals:
-        return Totals("0", "score", "label", scale * torch.tensor([[2.0, 5.0]]), torch.tensor([2, 2]), [0, 1])
-
-    image = Captioned(np.zeros((4, 4)), "6", "said 6")
-    panel = LayerPanel("0", [top(1), top(10)], [totals(1), totals(10)], [image])
-    names: dict[Label, str] = {0: "a", 1: "b"}
-    figure = plot_case(image, [panel], [Task("mnist", names, {}), Task("fashion-mnist", names, {})])
-    drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
-    highest = {axes.get_title(loc="left"): axes.get_ylim()[1] for axes in drawn}
-    assert highest["fashion-mnist: top 2 of each class"] >= 30
-    assert highest["total score"] >= 50
-    assert all(axes.get_ylim()[0] == 0 for axes in drawn[:4])

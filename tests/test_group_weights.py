@@ -1,6 +1,9 @@
 """Group weights are the weights of views: any mask built from them equals the library's own."""
 
+import tempfile
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +14,6 @@ from torch.nn import functional as F
 
 import spotlights as sl
 import training
-from explorers import exact_run
-from spotlights.web.masks import Mask, Masks
 
 EXACT = 1e-10
 SOURCES, LABELS = ["even", "odd"], [0, 1, 2]
@@ -30,11 +31,36 @@ class Reader(nn.Module):
         return self.parts["head"](states[-1])
 
 
-def masks_of(columns: list[str]) -> Masks:
+@cache
+def exact_run() -> tuple[sl.Memory, nn.Module]:
+    """A network in float64, recorded with labels and two sources."""
+    model = training.network()
+    optimizer = training.sgd(model, momentum=0.9, weight_decay=0.01)
+    inputs, labels = training.examples()
+    path = Path(tempfile.mkdtemp()) / "exact.memory"
+    with sl.record(model, optimizer, path, dtype="float64") as recorder:
+        for step in range(20):
+            ids = training.chosen(step)
+            recorder.batch(example=ids, label=labels[ids], source=["odd" if i % 2 else "even" for i in ids.tolist()])
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+            optimizer.step()
+    return sl.open(path), model.eval()
+
+
+def masks_of(columns: list[str]) -> Any:
     memory, model = exact_run()
-    masks = Masks(memory, model, columns, cells=6)
-    masks.build(lambda: torch.no_grad())
+    masks = memory.masks(model, columns)
+    masks.build()
+    assert masks.ready
     return masks
+
+
+def masked(memory: sl.Memory, selections: list[dict[str, Any]]) -> sl.Memory:
+    """The view that leaves the same slots out."""
+    for conditions in selections:
+        memory = memory.without(**conditions)
+    return memory
 
 
 def some(values):
@@ -48,7 +74,7 @@ def stretches(steps: int):
 
 
 @cache
-def with_groups() -> Masks:
+def with_groups() -> Any:
     return masks_of(["label", "source"])
 
 
@@ -63,26 +89,47 @@ def with_groups() -> Masks:
 def test_a_masked_network_from_group_weights_equals_the_view_s_own(labels, sources, steps, examples, layers):
     memory, model = exact_run()
     inputs, _ = training.examples()
-    values = tuple((column, found) for column, found in (("label", labels), ("source", sources)) if found)
-    mask = Mask(values, steps, examples, layers)
-    expected = mask.view(memory).primal(model, layers=layers)
+    values = {"label": list(labels), "source": list(sources), "example": list(examples)}
+    left_out: list[dict[str, Any]] = [{column: found} for column, found in values.items() if found]
+    left_out += [{"step": range(first, end)} for first, end in steps]
+    mask = sl.Mask.of(left_out, layers)
+    expected = masked(memory, left_out).primal(model, layers=layers)
     with torch.no_grad():
         torch.testing.assert_close(with_groups().network(mask)(inputs), expected(inputs), rtol=EXACT, atol=EXACT)
 
 
-def test_stretches_between_the_edges_are_exact_too():
+def test_stretches_between_the_edges_and_several_conditions_at_once_are_exact_too(monkeypatch: pytest.MonkeyPatch):
     memory, model = exact_run()
-    masks = Masks(memory, model, ["label", "source"], cells=6)
-    assert masks.groups is not None
-    masks.groups.edges = (0, 7, 20)
-    masks.build(lambda: torch.no_grad())
+    monkeypatch.setattr("spotlights.query.masks.MAX_EDGES", 3)
+    masks = masks_of(["label", "source"])
+    assert masks.edges == (0, 7, 13, 20)
     inputs, _ = training.examples()
     for steps in ((0, 7), (3, 7), (5, 11), (7, 20), (19, 20)):
-        mask = Mask((("label", (1,)),), (steps,))
-        with torch.no_grad():
-            torch.testing.assert_close(
-                masks.network(mask)(inputs), mask.view(memory).primal(model)(inputs), rtol=EXACT, atol=EXACT
-            )
+        for left_out in ([{"label": [1]}, {"step": range(*steps)}], [{"label": 1, "step": range(*steps)}]):
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    masks.network(sl.Mask.of(left_out))(inputs),
+                    masked(memory, left_out).primal(model)(inputs),
+                    rtol=EXACT,
+                    atol=EXACT,
+                )
+
+
+def test_overlapping_stretches_are_left_out_once():
+    memory, model = exact_run()
+    inputs, _ = training.examples()
+    left_out = [{"step": range(2, 9)}, {"step": range(5, 14)}, {"step": range(14, 16)}]
+    found = with_groups().network(sl.Mask.of(left_out))(inputs)
+    expected = memory.without(step=range(2, 16)).primal(model)
+    with torch.no_grad():
+        torch.testing.assert_close(found, expected(inputs), rtol=EXACT, atol=EXACT)
+
+
+def test_a_masked_network_takes_the_arguments_of_the_model():
+    inputs, _ = training.examples()
+    network = with_groups().network(sl.Mask.of([{"label": 1}]))
+    assert torch.equal(network((inputs,)), network(inputs))
+    assert torch.equal(network({"input": inputs}), network(inputs))
 
 
 def test_all_groups_together_are_the_network():
@@ -98,7 +145,7 @@ def test_a_memory_without_groups_can_be_masked_by_steps():
     inputs, _ = training.examples()
     with torch.no_grad():
         torch.testing.assert_close(
-            masks.network(Mask(steps=((0, 10),)))(inputs),
+            masks.network(sl.Mask.of([{"step": range(10)}]))(inputs),
             memory.without(step=range(10)).primal(model)(inputs),
             rtol=EXACT,
             atol=EXACT,
@@ -125,11 +172,12 @@ def test_layers_with_two_biases_or_none_have_group_weights_too(recurrent: nn.Mod
             F.cross_entropy(network(inputs[ids]), labels[ids]).backward()
             optimizer.step()
     memory = sl.open(tmp_path / "run.memory")
-    masks = Masks(memory, network, ["label"], cells=2)
-    assert masks.groups is not None
-    masks.build(lambda: torch.no_grad())
+    masks = memory.masks(network, ["label"])
+    assert masks.edges, "there are group weights"
+    masks.build()
     assert memory.verify(network, parameters=masks.whole()).ok
-    for mask in (Mask((("label", (1,)),)), Mask(steps=((0, 3),)), Mask(examples=(2, 5))):
-        expected = mask.view(memory).primal(network)(inputs)
+    for left_out in ({"label": [1]}, {"step": range(3)}, {"example": [2, 5]}):
+        expected = memory.without(**left_out).primal(network)(inputs)
         with torch.no_grad():
-            torch.testing.assert_close(masks.network(mask)(inputs), expected, rtol=EXACT, atol=EXACT)
+            found = masks.network(sl.Mask.of([left_out]))(inputs)
+        torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
-from spotlights.attention.per_input import PerInput
-from spotlights.attention.whitening import key_moments
-from spotlights.memory.moments import FILE
+from spotlights.memory.format.names import MOMENTS
+from spotlights.query.influence import key_moments
 
 
 def damped(run: Run, layer: str, damping: float, bias: bool) -> Tensor:
@@ -59,7 +58,7 @@ def by_example(run: Run, values: Tensor, layer: str) -> dict[object, Tensor]:
     return brute_totals(values, run.column(layer, "example"))
 
 
-def assert_same(found: sl.attention.Totals, truth: dict[object, Tensor], tolerance: float = 1e-10) -> None:
+def assert_same(found: sl.results.Totals, truth: dict[object, Tensor], tolerance: float = 1e-10) -> None:
     assert set(found.groups) == set(truth)
     for index, group in enumerate(found.groups):
         torch.testing.assert_close(found.values[:, index], truth[group], rtol=tolerance, atol=tolerance)
@@ -69,13 +68,17 @@ def assert_same(found: sl.attention.Totals, truth: dict[object, Tensor], toleran
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_s_influence_equals_the_dense_computation(layer: str, bias: bool):
     run = mlp(bias=bias)
-    found = run.memory.attend(run.model, run.queries)[layer].influence(target=2, damping=0.3).totals("example")
+    found = (
+        run.memory.attend(run.model, run.queries)[layer]
+        .influence(target=2, damping=0.3, balance=False)
+        .totals("example")
+    )
     assert_same(found, by_example(run, dense(run, layer, 2, 0.3, bias=bias), layer))
 
 
 def test_influence_is_the_sum_over_layers():
     run = mlp()
-    found = run.memory.attend(run.model, run.queries).influence(target=1, damping=0.1)
+    found = run.memory.attend(run.model, run.queries).influence(target=1, damping=0.1, balance=False)
     truth = sum(dense(run, layer, 1, 0.1) for layer in LAYERS)
     assert_same(found.totals("example"), by_example(run, truth, "4"))
     assert_same(found.totals("label"), brute_totals(truth, run.column("4", "label")))
@@ -115,6 +118,22 @@ def test_the_influence_of_a_view_is_that_of_its_slots():
     whole = run.memory.attend(run.model, run.queries).influence(target=0).totals("label")
     part = run.memory.where(label=2).attend(run.model, run.queries).influence(target=0)
     torch.testing.assert_close(part.total(), whole.values[:, whole.groups.index(2)], rtol=1e-10, atol=1e-12)
+
+
+def test_kept_influence_answers_for_any_view():
+    run = mlp()
+    spot = run.memory.attend(run.model, run.queries[:1])
+    kept = spot.influence(target=0).keep()
+    assert kept.nbytes == sum(8 * layer.slots for layer in run.memory.layers.values())
+    view = run.memory.where(label=2)
+    expected = view.attend(run.model, run.queries[:1]).influence(target=0)
+    (totals,) = kept.within(view).ask(sl.AskTotals("example"))
+    torch.testing.assert_close(totals.values, expected.totals("example").values, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(kept.total(), spot.influence(target=0).total(), rtol=1e-10, atol=1e-12)
+    with pytest.raises(sl.UnsupportedError, match="ask for totals"):
+        kept.ask(sl.AskTop(3))
+    with pytest.raises(sl.SettingError, match="one at a time"):
+        run.memory.attend(run.model, run.queries).influence(target=0).keep()
 
 
 def test_the_sum_over_inputs_is_one_input():
@@ -175,32 +194,29 @@ def values(memory: sl.Memory, run: Run) -> Tensor:
 def copied(tmp_path: Path) -> Path:
     run = mlp()
     path = Path(shutil.copytree(run.memory.path, tmp_path / "run.memory"))
-    (path / FILE).unlink(missing_ok=True)
+    (path / MOMENTS).unlink(missing_ok=True)
     return path
 
 
 def test_moments_are_computed_once_and_kept(copied: Path, monkeypatch: pytest.MonkeyPatch):
     first = values(sl.open(copied), mlp())
-    assert (copied / FILE).exists()
-    monkeypatch.setattr("spotlights.attention.whitening._scanned", lambda *_: pytest.fail("scanned again"))
+    assert (copied / MOMENTS).exists()
+    monkeypatch.setattr("spotlights.query.influence.new_moments", lambda *_: pytest.fail("scanned again"))
     assert torch.equal(values(sl.open(copied), mlp()), first)
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
 def test_damaged_moments_are_made_again(copied: Path, damage: bytes | None):
     first = values(sl.open(copied), mlp())
-    content = (copied / FILE).read_bytes()
-    (copied / FILE).write_bytes(content[:-8] if damage is None else damage)
+    content = (copied / MOMENTS).read_bytes()
+    (copied / MOMENTS).write_bytes(content[:-8] if damage is None else damage)
     assert torch.equal(values(sl.open(copied), mlp()), first)
 
 
-def test_a_memory_that_cannot_be_written_to_is_still_answered(copied: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError("read only")
-
-    monkeypatch.setattr("spotlights.memory.moments.write_tensors", refuse)
+def test_a_memory_that_cannot_be_written_to_is_still_answered(copied: Path):
+    (copied / MOMENTS).mkdir()  # no file can take its place
     assert torch.equal(values(sl.open(copied), mlp()), values(mlp().memory, mlp()))
-    assert not (copied / FILE).exists()
+    assert not list(copied.glob("*.part"))
 
 
 def test_a_resumed_memory_adds_what_is_new_to_its_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -217,18 +233,18 @@ def test_a_resumed_memory_adds_what_is_new_to_its_moments(tmp_path: Path, monkey
                 loss.backward()
                 optimizer.step()
 
-    from spotlights.attention import whitening
+    from spotlights.query import influence
 
     scanned = []
-    inner = whitening._scanned
-    monkeypatch.setattr(whitening, "_scanned", lambda r, steps, *o: scanned.append(steps) or inner(r, steps, *o))
+    inner = influence.new_moments
+    monkeypatch.setattr(influence, "new_moments", lambda r, steps, *o: scanned.append(steps) or inner(r, steps, *o))
     steps(5)
-    whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    influence.key_moments(sl.open(tmp_path / "a.memory").view)
     steps(4)
-    grown = whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    grown = influence.key_moments(sl.open(tmp_path / "a.memory").view)
     assert scanned == [range(5), range(5, 9)]
-    (tmp_path / "a.memory" / FILE).unlink()
-    anew = whitening.key_moments(sl.open(tmp_path / "a.memory")._view.reader)
+    (tmp_path / "a.memory" / MOMENTS).unlink()
+    anew = influence.key_moments(sl.open(tmp_path / "a.memory").view)
     for name, moment in anew.items():
         torch.testing.assert_close(grown[name], moment, rtol=1e-12, atol=1e-12)
         assert moment[-1, -1] == 9 * 6
@@ -246,9 +262,9 @@ def test_overwriting_a_memory_forgets_its_moments(tmp_path: Path):
         return sl.open(tmp_path / "a.memory")
 
     memory().attend(nn.Sequential(nn.Linear(3, 2)).double(), torch.ones(1, 3).double()).influence(target=0).total()
-    assert (tmp_path / "a.memory" / FILE).exists()
+    assert (tmp_path / "a.memory" / MOMENTS).exists()
     memory()
-    assert not (tmp_path / "a.memory" / FILE).exists()
+    assert not (tmp_path / "a.memory" / MOMENTS).exists()
 
 
 @pytest.mark.parametrize("maximize", [False, True])
@@ -274,7 +290,7 @@ def test_under_adam_steps_count_by_their_learning_rate_alone(tmp_path: Path, max
     damped = moment + 0.3 * moment.diagonal().mean() * torch.eye(4, dtype=torch.float64)
     query = torch.randn(1, 3).double()
     white = torch.linalg.solve(damped, torch.cat([query[0], torch.ones(1).double()]))
-    found = sl.open(tmp_path / "a.memory").attend(model, query).influence(target=1).totals("example")
+    found = sl.open(tmp_path / "a.memory").attend(model, query).influence(target=1, balance=False).totals("example")
     assert_same(found, brute_totals((key @ white * value)[None], examples))
 
 
@@ -319,13 +335,13 @@ def test_a_layer_counts_by_its_inputs_however_many_rows_it_has_for_them(tmp_path
     memory = sl.open(tmp_path / "a.memory")
     spot = memory.attend(model, images[:4])
     for name, rows in (("0", 16), ("2", 9), ("4", 1)):
-        moment = key_moments(memory._view.reader)[name]
+        moment = key_moments(memory.view)[name]
         visits = 30  # six batches of five
         assert moment[-1, -1] == rows * visits
         strength = 1e9 * moment.diagonal().mean() / visits
-        found = spot[name].influence(1, damping=1e9).totals("example").values * strength
+        found = spot[name].influence(1, damping=1e9, balance=False).totals("example").values * strength
         owners, inputs = spot[name].owners(1)
-        plain = PerInput([spot[name].contributions(1)], [owners], inputs=inputs).totals("example").values
+        plain = sl.Influence([spot[name].contributions(1, rows=True)], [owners], inputs=inputs).totals("example").values
         torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-9)
 
 
@@ -344,10 +360,10 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     spot = sl.open(tmp_path / "a.memory").where(step=range(1, 6)).attend(model, images[:4])
     found = []
     for matrices in (True, False):
-        monkeypatch.setattr("spotlights.attention.attention.by_matrix", lambda *_, m=matrices, **__: m)
+        monkeypatch.setattr(sl.Contributions, "_matrices_are_cheaper", lambda *_, m=matrices, **__: m)
         owners = [attention.owners(1)[0] for attention in spot.values()]
-        parts = [attention.contributions(1) for attention in spot.values()]
-        found.append([PerInput(parts, owners, inputs=4), spot.influence(1)])
+        parts = [attention.contributions(1, rows=True) for attention in spot.values()]
+        found.append([sl.Influence(parts, owners, inputs=4), spot.influence(1)])
         found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
     for quick, slow in zip(*found, strict=True):
         assert quick.groups == slow.groups
@@ -356,3 +372,33 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
         torch.testing.assert_close(
             quick.values, slow.values, rtol=tolerance, atol=tolerance * float(slow.values.abs().max())
         )
+
+
+def test_layers_that_know_different_examples_are_ranked_together(tmp_path: Path):
+    """Of a sampled memory, each layer keeps other slots, and so knows other examples."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.record(model, optimizer, tmp_path / "a.memory", sample=0.2) as recorder:
+        for _ in range(6):
+            ids = torch.randint(40, (6,))
+            recorder.batch(example=ids)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(whole_numbers(6, 5)), ids % 3).backward()
+            optimizer.step()
+    memory = sl.open(tmp_path / "a.memory")
+    influence = memory.attend(model, whole_numbers(1, 5)).influence(1)
+    assert memory.distinct("example", layer="0") != memory.distinct("example", layer="2")
+    totals = influence.totals("example")
+    best, order = influence.top(5), totals.values[0].sort(descending=True).indices[:5]
+    assert best.values[0, 0].tolist() == totals.values[0, order].tolist()
+    assert best.columns["example"][0][0] == [totals.groups[index] for index in order.tolist()]
+
+
+def test_a_layer_is_balanced_by_the_mean_square_of_its_errors():
+    run = mlp()
+    spot, weights = run.memory.attend(run.model, run.queries), [abs(number) for number in per_step(run)]
+    for name, attention in spot.items():
+        plain = attention.influence(1, balance=False).totals("example").values
+        sizes = torch.stack([weights[slot.step] * slot.error.double().square().sum() for slot in run.slots[name]])
+        balanced = attention.influence(1).totals("example").values
+        torch.testing.assert_close(balanced * sizes.mean(), plain, rtol=1e-9, atol=1e-12)

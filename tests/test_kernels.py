@@ -25,14 +25,14 @@ class _JoinedAdapter(sl.LayerAdapter):
     def keys(self, module: nn.Module, inputs: Tensor) -> Tensor:
         return inputs
 
-    def parts(self, module: nn.Module) -> dict[str, int]:
+    def key_parts(self, module: nn.Module) -> dict[str, int]:
         return {"x": 2, "h": 3}
 
 
 @pytest.fixture
 def joined(tmp_path, monkeypatch) -> tuple[sl.Memory, nn.Module, Tensor]:
     """A memory of one layer with keys in parts, its model, and its keys."""
-    monkeypatch.setattr("spotlights.layers.ADAPTERS", [_JoinedAdapter(), *ADAPTERS])
+    monkeypatch.setattr("spotlights.layers.adapter.ADAPTERS", [_JoinedAdapter(), *ADAPTERS])
     torch.manual_seed(6)
     model = nn.Sequential(_Joined(5, 3), nn.Linear(3, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -85,7 +85,7 @@ def test_parts_are_for_scores_and_must_exist(joined):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_the_cosine_of_a_folded_memory_is_that_of_the_sum_of_keys(tmp_path, monkeypatch, dtype):
     """Lengths are kept with the sums, for each part of a key; whatever the storage type."""
-    monkeypatch.setattr("spotlights.layers.ADAPTERS", [_JoinedAdapter(), *ADAPTERS])
+    monkeypatch.setattr("spotlights.layers.adapter.ADAPTERS", [_JoinedAdapter(), *ADAPTERS])
     torch.manual_seed(6)
     model = nn.Sequential(_Joined(5, 3), nn.Linear(3, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -11,9 +11,9 @@ from torch import nn
 
 import spotlights as sl
 from memories import LAYERS, SOURCES, Slot, mlp, sequence, train, twice, whole_numbers
-from spotlights.attention import scan
 from spotlights.memory.blocks import in_blocks
 from spotlights.memory.layer_reader import LayerReader
+from spotlights.query import engine
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 few = settings(max_examples=8, deadline=None)
@@ -144,8 +144,8 @@ def test_where_without_and_not_compose_like_sets(operations: list):
             view = view.without(**dict(argument))
             kept = {n for n in kept if not meets(slots[n], argument)}
     assert len(view) == len(kept)
-    reader = view._view.reader.layer("2")
-    found = [int(n) for block in in_blocks(reader, view._view.selection, 50) for n in block.slots]
+    reader = view.view.reader.layer("2")
+    found = [int(n) for block in in_blocks(reader, view.view.selection, 50) for n in block.slots]
     assert found == sorted(kept), f"{view} has other slots than the set of the same name"
 
 
@@ -306,8 +306,7 @@ def test_making_views_reads_no_slots(monkeypatch: pytest.MonkeyPatch):
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: (reads.append(name), original(*args, **kwargs))[1])
 
-    count(scan, "in_blocks")
-    count(LayerReader, "distinct")
+    count(engine, "in_blocks")
     count(LayerReader, "column_at")
     view = run.memory
     for label, source in itertools.product(range(4), SOURCES):

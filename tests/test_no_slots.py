@@ -171,7 +171,10 @@ def test_gradients_from_before_the_block_are_not_taken_for_slots(tmp_path):
     model = network()
     optimizer = sgd(model)
     model(X[:4]).sum().backward()
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64"):
+    with (  # noqa: PT031
+        pytest.warns(sl.SpotlightsWarning, match="not set to zero"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64"),
+    ):
         model(X[:4]).square().sum().backward()
         optimizer.step()
     check = sl.open(tmp_path / "m").verify(model)["0"]

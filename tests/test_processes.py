@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spotlights as sl
 from spotlights.memory.reader import MemoryReader
+from spotlights.memory.store import store_at
 from training import EXAMPLES, assert_exact, examples, network, processes, state
 
 RANKS, STEPS, SHARE = 2, 6, 3
@@ -129,7 +130,9 @@ def test_weights_and_biases_clipped_apart_are_exact_in_several_processes(tmp_pat
     memory = assert_exact(tmp_path / "run.memory", model)
     run(network(), [*range(RANKS)], tmp_path / "one.memory", optimizer, apart=True)
     for layer in memory.layers:
-        ours, theirs = (MemoryReader(tmp_path / f"{name}.memory").log(layer).factor for name in ("run", "one"))
+        ours, theirs = (
+            MemoryReader(store_at(tmp_path / f"{name}.memory")).log(layer).factor for name in ("run", "one")
+        )
         assert not torch.allclose(ours["weight"], ours["bias"])
         for parameter in ("weight", "bias"):  # the loss of one process is the mean over half of the examples
             torch.testing.assert_close(RANKS * ours[parameter], theirs[parameter], rtol=1e-9, atol=1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 import spotlights as sl
 from spotlights import errors
-from spotlights.attention import Contributions, Influence, Passages, Spotlights, Suspects, Top, Totals
+from spotlights.results import Passages, Suspects, Top, Totals
 
 PROMISED = {
     "record", "open", "Memory", "Attention", "Recorder", "DualLinear", "dot_attention", "__version__",
@@ -35,7 +35,7 @@ def test_everything_promised_is_there():
         assert {name for name in names if not hasattr(kind, name)} == set()
     for kind in (Top, Totals):
         assert all(hasattr(kind, name) for name in ("numpy", "to_pandas", "plot", "rows"))
-    assert all(hasattr(Contributions, name) for name in ("top", "bottom", "totals", "numpy"))
+    assert all(hasattr(sl.Contributions, name) for name in ("top", "bottom", "totals", "numpy"))
 
 
 def test_every_error_is_public_and_under_one_root():
@@ -69,7 +69,18 @@ def test_every_public_class_and_function_has_a_docstring(name: str):
 
 @pytest.mark.parametrize(
     "kind",
-    [sl.Memory, sl.Attention, sl.Recorder, Spotlights, Contributions, Influence, Passages, Suspects, Top, Totals],
+    [
+        sl.Memory,
+        sl.Attention,
+        sl.Recorder,
+        sl.Spotlights,
+        sl.Contributions,
+        sl.Influence,
+        Passages,
+        Suspects,
+        Top,
+        Totals,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_every_public_method_has_a_docstring(kind: type):

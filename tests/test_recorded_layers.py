@@ -110,7 +110,7 @@ def test_an_unknown_layer_is_an_error_that_lists_the_layers(tmp_path, layers):
     assert not (tmp_path / "m").exists()
 
 
-def test_a_subclass_with_its_own_forward_is_not_recorded(tmp_path):
+def test_a_subclass_with_its_own_forward_is_recorded_by_its_gradients(tmp_path):
     class Twice(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
@@ -119,26 +119,35 @@ def test_a_subclass_with_its_own_forward_is_not_recorded(tmp_path):
         pass
 
     model = fill(nn.Sequential(Twice(5, 4), nn.Tanh(), Renamed(4, 2)).double())
-    with pytest.warns(sl.SpotlightsWarning, match="29.4 % of 34 trained parameters are recorded"):
-        memory = fit(model, tmp_path / "m", X[:4])
-    assert list(memory.layers) == ["2"]
-    assert memory.info.as_dict()["not recorded"] == ["0.weight", "0.bias"]
+    memory = fit(model, tmp_path / "m", X[:4])
+    assert {name: layer.kind for name, layer in memory.layers.items()} == {
+        "0.weight": "parameter",
+        "0.bias": "parameter",
+        "2": "linear",
+    }
+    assert memory.verify(model).ok
 
 
-def test_a_parametrized_weight_is_not_recorded_and_listed_as_such(tmp_path):
+def test_a_parametrized_weight_is_recorded_by_the_gradients_of_its_factors(tmp_path):
     model = network()
     parametrizations.weight_norm(model[0])
-    with pytest.warns(sl.SpotlightsWarning, match="33.3 % of 63 trained parameters are recorded"):
-        memory = fit(model, tmp_path / "m", X[:4])
-    assert list(memory.layers) == ["2"]
-    assert [name.split(".")[0] for name in memory.info.as_dict()["not recorded"]] == ["0"] * 3
-    assert "not recorded: 0." in str(memory.info)
+    memory = fit(model, tmp_path / "m", X[:4])
+    assert [name for name in memory.layers if name.startswith("0.")] == [
+        "0.bias",
+        "0.parametrizations.weight.original0",
+        "0.parametrizations.weight.original1",
+    ]
+    assert memory.info.as_dict()["not recorded"] == []
+    assert memory.verify(model).ok
 
 
 def test_a_model_without_layers_to_record_is_refused(tmp_path):
     model = nn.Sequential(nn.PReLU())
     with pytest.raises(sl.SettingError, match="linear"):
-        sl.record(model, sgd(model), tmp_path / "m")
+        sl.record(model, sgd(model), tmp_path / "m", errors=False)
+    with sl.record(model, sgd(model), tmp_path / "m"):
+        pass
+    assert [layer.kind for layer in sl.open(tmp_path / "m").layers.values()] == ["parameter"]
 
 
 def test_an_unknown_storage_type_is_refused(tmp_path):
@@ -151,7 +160,7 @@ def test_trained_parameters_that_are_not_recorded_are_listed_at_once_and_in_the_
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.PReLU(6), nn.Linear(6, CLASSES)).double()
     optimizer, path = sgd(model), tmp_path / "run.memory"
     said = r"90\.4 % of 63 trained parameters are recorded; not recorded: 1\.weight"
-    recorder = sl.record(model, optimizer, path)
+    recorder = sl.record(model, optimizer, path, errors=False)
     with pytest.warns(sl.SpotlightsWarning, match=said):
         recorder.__enter__()
     train(model, optimizer, 2, recorder)
@@ -166,7 +175,7 @@ def _where_warned(path: Path) -> list[str]:
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.PReLU(6))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with sl.record(model, sgd(model), path):
+        with sl.record(model, sgd(model), path, errors=False):
             pass
     return [warning.filename for warning in caught]
 

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.checkpoint import checkpoint
 
 import spotlights as sl
 from spotlights.layers import adapter_for
 from spotlights.memory.blocks import in_blocks
-from test_layer_adapters import ModuleContract
 from training import elsewhere, fill, same, state
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -155,52 +154,6 @@ def test_contributions_are_the_derivative_along_what_each_slot_added(variant: st
         torch.testing.assert_close(torch.from_numpy(contributions.numpy()).sum(), expected, **EXACT)
 
 
-@st.composite
-def modules(draw: st.DrawFn) -> tuple[nn.Module, Any]:
-    """Any recurrent module with any options, and what its forward takes."""
-    kind, cell = (
-        draw(st.sampled_from(["LSTM", "GRU", "RNN"])),
-        draw(st.sampled_from([False, False, True]), label="cell"),
-    )
-    named = {"nonlinearity": draw(st.sampled_from(["tanh", "relu"]))} if kind == "RNN" else {}
-    wide, hidden, bias = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.booleans(), label="bias")
-    torch.manual_seed(draw(st.integers(0, 9), label="seed"))
-    sequences = draw(st.integers(1, 4), label="sequences")
-    if cell:
-        module = getattr(nn, f"{kind}Cell")(wide, hidden, bias=bias, **named).double()
-        inputs, shape = torch.randn(sequences, wide).double(), (sequences, hidden)
-    else:
-        layers, both = draw(st.integers(1, 3), label="layers"), draw(st.booleans(), label="both ways")
-        options = named | {
-            "batch_first": draw(st.booleans()),
-            "dropout": draw(st.sampled_from([0.0, 0.5])) if layers > 1 else 0.0,
-        }
-        module = getattr(nn, kind)(wide, hidden, layers, bias=bias, bidirectional=both, **options).double()
-        shape = (layers * (2 if both else 1), sequences, hidden)
-        lengths = draw(st.lists(st.integers(1, 5), min_size=sequences, max_size=sequences), label="lengths")
-        if draw(st.booleans(), label="packed"):
-            inputs = pack_sequence([torch.randn(n, wide).double() for n in lengths], enforce_sorted=False)
-        else:
-            lead = (sequences, lengths[0]) if module.batch_first else (lengths[0], sequences)
-            inputs = torch.randn(*lead, wide).double()
-    if not draw(st.booleans(), label="start"):
-        return module, (inputs,)
-    start = torch.randn(shape).double()
-    return module, (inputs, (start, -start) if kind == "LSTM" else start)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(drawn=modules())
-def test_keys_and_errors_are_the_gradients_for_any_shape_and_options(drawn: tuple[nn.Module, Any]):
-    class Drawn(ModuleContract):
-        adapter = adapter_for(drawn[0])
-
-        def modules(self) -> list[tuple[nn.Module, Any]]:
-            return [drawn]
-
-    Drawn().test_calls_make_up_the_gradients_of_all_maps()
-
-
 def test_training_is_bit_identical_with_and_without_recording():
     """In a process without run-time type checks: beartype itself draws from Python's random numbers."""
     for variant, dtype, plain, recorded in elsewhere(_each_twice):
@@ -264,8 +217,8 @@ def test_columns_belong_to_the_rows_of_padded_and_packed_sequences():
                 output = model(inputs)[0]
                 (output.data if isinstance(output, PackedSequence) else output).sum().backward()
                 optimizer.step()
-            layer = sl.open(path)._view.reader.layer("lstm.l0")
-            (block,) = in_blocks(layer, sl.open(path)._view.selection, 100)
+            layer = sl.open(path).view.reader.layer("lstm.l0")
+            (block,) = in_blocks(layer, sl.open(path).view.selection, 100)
             (keys,) = block.keys()
             columns = [block.column(name).tolist() for name in ("example", "position", "token")]
             seen = set(zip(*columns[:2], strict=True))
@@ -313,12 +266,55 @@ def test_only_the_last_state_may_be_used():
     assert not any(check.unexplained_steps for check in sl.open(path).verify(model).values())
 
 
-def test_an_lstm_with_projections_is_said_not_to_be_recorded():
+def test_an_lstm_with_projections_has_no_slots_of_examples():
     model = nn.Sequential(nn.LSTM(WIDTH, HIDDEN, proj_size=2))
     model.append(nn.Linear(2, 2))
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     path = Path(tempfile.mkdtemp()) / "run.memory"
+    with sl.record(model, optimizer, path):
+        pass
+    assert sl.open(path).layers["0.weight_hr_l0"].kind == "parameter"
     said = pytest.warns(sl.SpotlightsWarning, match=r"not recorded: 0\.weight_ih_l0, .*0\.weight_hr_l0")
-    with said, sl.record(model, optimizer, path):
+    with said, sl.record(model, optimizer, path, errors=False, overwrite=True):
         pass
     assert "0.weight_hr_l0" in sl.open(path).info.as_dict()["not recorded"]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_calls_that_continue_from_each_others_states_are_recorded_apart(layers: int):
+    torch.manual_seed(0)
+    model = fill(nn.LSTM(WIDTH, HIDDEN, layers)).double()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    path = Path(tempfile.mkdtemp()) / "run.memory"
+    with sl.record(model, optimizer, path):
+        for _ in range(3):
+            optimizer.zero_grad()
+            states, total = None, torch.zeros(())
+            for _ in range(3):
+                output, states = model(torch.randn(5, 2, WIDTH).double(), states)
+                total = total + output.square().sum()
+            total.backward()
+            optimizer.step()
+    verified = sl.open(path).verify(model)
+    assert all(check.relative_error <= 1e-10 and not check.unexplained_steps for check in verified.values()), verified
+
+
+@pytest.mark.parametrize("case", ["checkpoint", "checkpoint, reentrant", "saved elsewhere"])
+def test_saved_tensors_may_be_recomputed_or_kept_elsewhere(case: str):
+    model = fill(nn.LSTM(WIDTH, HIDDEN)).double()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    path = Path(tempfile.mkdtemp()) / "run.memory"
+    with sl.record(model, optimizer, path):
+        for _ in range(2):
+            optimizer.zero_grad()
+            inputs = torch.randn(5, 2, WIDTH).double().requires_grad_()
+            if case == "saved elsewhere":
+                with save_on_cpu():
+                    output = model(inputs)[0]
+            else:
+                output = checkpoint(lambda x: model(x)[0], inputs, use_reentrant="reentrant" in case)
+            output.square().sum().backward()
+            optimizer.step()
+    memory = sl.open(path)
+    assert memory.layers["lstm.l0"].slots == 2 * 5 * 2
+    assert memory.verify(model)["lstm.l0"].relative_error <= 1e-10

@@ -86,7 +86,7 @@ def test_what_is_stated_is_the_standard_error_of_horvitz_and_thompson(tmp_path: 
 
 def test_factors_and_unexplained_shares_come_from_all_slots(whole: tuple[nn.Module, sl.Memory], tmp_path: Path):
     record(tmp_path / "run.memory", sample=0.2, sample_steps=0.5)
-    mine, theirs = (memory._view.reader.log("2") for memory in (sl.open(tmp_path / "run.memory"), whole[1]))
+    mine, theirs = (memory.view.reader.log("2") for memory in (sl.open(tmp_path / "run.memory"), whole[1]))
     assert torch.equal(mine.factor["weight"], theirs.factor["weight"])
     assert float(mine.factor["weight"].min()) < 1.0, "some step was clipped"
     assert float(mine.residual.max()) < 1e-12
@@ -229,4 +229,4 @@ def test_positions_of_a_convolution_are_sampled_in_any_storage(storage: str, tmp
     totals = contributions.totals("step", bins=1)
     truth = model(inputs).detach()[:, 0] - contributions.initial
     assert bool(((totals.values[:, 0] - truth).abs() < 4 * totals.standard_errors[:, 0]).all())
-    assert dataclasses.asdict(memory._view.reader.manifest.sample) == {"rows": 0.3, "steps": 1.0}
+    assert dataclasses.asdict(memory.view.reader.manifest.sample) == {"rows": 0.3, "steps": 1.0}

@@ -142,7 +142,7 @@ def test_the_embedding_s_own_output_is_made_of_the_slots_of_both(optimizer):
     model, tokens = fill(Tied()).double(), some_tokens(3, LENGTH)
     memory, _ = recorded(model, tokens, optimizer)
     spot = memory.attend(model.eval(), tokens)["embedding"]
-    contributions = spot.contributions(target=lambda output: output.sum(dim=(1, 2)))
+    contributions = spot.contributions(target=lambda output: output.sum(dim=(1, 2)), rows=True)
     every = torch.from_numpy(contributions.numpy()).sum(dim=1)
     embedded = model.embedding(tokens).detach().reshape(-1, WIDTH)
     leaf = model.embedding(tokens).detach().requires_grad_()
@@ -161,14 +161,13 @@ def test_the_embedding_s_own_output_is_made_of_the_slots_of_both(optimizer):
             refused()
 
 
-def test_a_bias_beside_a_shared_weight_is_listed_as_not_recorded():
+def test_a_bias_beside_a_shared_weight_has_a_slot_per_step_of_no_example():
     model = fill(Tied()).double()
     model.head = nn.Linear(WIDTH, TOKENS).double()
     model.head.weight = model.embedding.weight
-    with pytest.warns(sl.SpotlightsWarning, match=r"not recorded: head\.bias"):
-        memory, _ = recorded(fill(model), some_tokens(3, LENGTH), "sgd")
-    check = memory.verify(model)["head"]
-    assert check.relative_error <= 1e-9
+    memory, _ = recorded(fill(model), some_tokens(3, LENGTH), "sgd")
+    assert memory.layers["head.bias"].slots == memory.steps
+    assert max(check.relative_error for check in memory.verify(model).values()) <= 1e-9
     assert not memory.attend(model, some_tokens(3, LENGTH))["head"].contributions(target=one_number).exact
 
 
@@ -190,7 +189,7 @@ class Own(nn.Module):
 def test_a_module_that_uses_f_linear_on_its_own_parameters_is_exact(known, optimizer):
     known(sl.FunctionalLinear(Own, {"up": "shift", "down": None}))
     model = fill(nn.Sequential(Own())).double()
-    inputs = torch.randn(3, 2, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    inputs = torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     plain = F.linear
     memory, after = recorded(model, inputs, optimizer)
     assert list(memory.layers) == ["0.up", "0.down"]
@@ -200,11 +199,12 @@ def test_a_module_that_uses_f_linear_on_its_own_parameters_is_exact(known, optim
     assert F.linear is plain, "the function is what it was"
 
 
-def test_without_the_adapter_such_parameters_are_listed():
+def test_without_the_adapter_such_parameters_have_no_slots_of_examples():
     model = fill(nn.Sequential(Own(), nn.Linear(3, 2))).double()
     inputs = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    with pytest.warns(sl.SpotlightsWarning, match=r"not recorded: 0\.up, 0\.shift, 0\.down"):
-        recorded(model, inputs, "sgd")
+    memory, _ = recorded(model, inputs, "sgd")
+    assert [name for name, layer in memory.layers.items() if layer.kind == "parameter"] == ["0.up", "0.shift", "0.down"]
+    assert memory.verify(model).ok
 
 
 # -- attention ------------------------------------------------------------------------------------

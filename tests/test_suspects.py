@@ -3,7 +3,6 @@
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -97,14 +96,6 @@ def test_suspects_of_a_view_and_as_csv_and_pandas(tmp_path: Path):
         rows = list(csv.DictReader(file))
     assert [int(row["example"]) for row in rows] == some.examples
     assert some.to_pandas()["network says"].tolist() == some.answers
-
-
-def test_suspects_are_drawn_with_their_pictures(tmp_path: Path):
-    memory, *_ = flipped_run(tmp_path / "a.memory")
-    asked = []
-    figure = memory.suspects(12).plot(lambda example: asked.append(example) or np.zeros((4, 4)), names={0: "zero"})
-    assert asked == memory.suspects(12).examples
-    figure.savefig(tmp_path / "a.png")
 
 
 def test_errors_that_are_not_of_classes_name_no_class(tmp_path: Path):

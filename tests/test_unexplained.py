@@ -17,7 +17,10 @@ X, Y = examples()
 def test_a_penalty_in_the_loss_is_reported_by_layer_and_step(tmp_path):
     model = network()
     optimizer = sgd(model)
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64"):
+    with (  # noqa: PT031
+        pytest.warns(sl.SpotlightsWarning, match="step 4.*penalty"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64"),
+    ):
         for step in range(6):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(X[:4]), Y[:4])
@@ -46,7 +49,10 @@ def test_a_weight_used_outside_its_module_is_reported(tmp_path):
 
     model = fill(Elsewhere().double())
     optimizer = sgd(model)
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
+    with (
+        pytest.warns(sl.SpotlightsWarning, match="step 0.*outside its module"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder,
+    ):
         train(model, optimizer, 3, recorder)
     verified = sl.open(tmp_path / "m").verify(model)
     assert verified["fc"].unexplained_steps == [0, 1, 2]
@@ -79,14 +85,17 @@ def test_a_layer_whose_module_is_never_called_is_warned_of_once_and_reported(tmp
             model(x).square().sum().backward()
             optimizer.step()
     assert len(caught) == 1
-    assert re.search("inner.*outside its module", str(caught[0].message))
+    assert re.search("inner.*outside the module", str(caught[0].message))
     assert sl.open(tmp_path / "m").verify(model)["inner"].unexplained_steps == [0, 1, 2]
 
 
 def test_gradients_that_are_never_set_to_zero_are_reported(tmp_path):
     model = network()
     optimizer = sgd(model)
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64"):
+    with (  # noqa: PT031
+        pytest.warns(sl.SpotlightsWarning, match="step 1.*not set to zero"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64"),
+    ):
         for step in range(3):
             F.cross_entropy(model(X[chosen(step)]), Y[chosen(step)]).backward()
             optimizer.step()
@@ -109,7 +118,10 @@ def test_weights_changed_outside_the_optimizer_are_reported(tmp_path, how):
         else:
             model[0].weight.data.clamp_(-0.01, 0.01)
 
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
+    with (
+        pytest.warns(sl.SpotlightsWarning, match="step 4.*outside the optimizer"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder,
+    ):
         train(model, optimizer, 6, recorder, after_step=change)
     verified = sl.open(tmp_path / "m").verify(model)
     assert verified["0"].moved_steps == [4], "the change came before step 4"
@@ -127,7 +139,10 @@ def test_how_much_is_unexplained_is_said_of_the_gradients_not_of_weights_that_mo
         with torch.no_grad():
             model[0].weight.grad += 1.0
 
-    with sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder:
+    with (  # noqa: PT031
+        pytest.warns(sl.SpotlightsWarning, match="step 0.*gradients that"),
+        sl.record(model, optimizer, tmp_path / "m", dtype="float64") as recorder,
+    ):
         train(model, optimizer, 2, recorder, before_step=disturb)
         with torch.no_grad():
             model[0].weight += 1.0

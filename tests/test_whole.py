@@ -8,8 +8,7 @@ from torch.nn import functional as F
 import spotlights as sl
 import training
 from explorers import get
-from spotlights.web.explorer import Explorer
-from spotlights.web.subject import own_subject
+from spotlights.explorer.explorer import Explorer
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 OPTIMIZERS = {
@@ -52,7 +51,7 @@ def test_a_whole_image_is_the_sum_of_its_positions(recorded, layer: str):
     memory, model, images = recorded
     found = memory.attend(model, images[:1])[layer]
     if layer != "shapes":  # a grouped convolution has a score for each group
-        torch.testing.assert_close(found.whole()._all("")[0][0], found.scores().sum(dim=0), **EXACT)
+        torch.testing.assert_close(found.whole().scores()[0], found.scores().sum(dim=0), **EXACT)
     rows = found.contributions(1)
     whole = rows.whole()
     torch.testing.assert_close(torch.tensor(whole.numpy()[0]), torch.tensor(rows.numpy()).sum(dim=0), **EXACT)
@@ -68,7 +67,7 @@ def test_a_whole_image_is_the_sum_of_its_positions(recorded, layer: str):
 def test_the_sum_of_cosines_is_that_of_every_row(recorded):
     memory, model, images = recorded
     found = memory.attend(model, images[:1], kernel="cosine")["strokes"]
-    torch.testing.assert_close(found.whole()._all("")[0][0], found.scores().sum(dim=0), **EXACT)
+    torch.testing.assert_close(found.whole().scores()[0], found.scores().sum(dim=0), **EXACT)
 
 
 def test_few_rows_of_a_large_layer_add_up_too(recorded):
@@ -79,7 +78,7 @@ def test_few_rows_of_a_large_layer_add_up_too(recorded):
 
 def test_the_explorer_asks_about_the_whole_image(recorded):
     memory, model, images = recorded
-    explorer = Explorer(own_subject(memory, model, images), prepare=False)
+    explorer = Explorer(sl.Subject(memory, model, images), prepare=False)
     rows = memory.attend(model, images[:1])["strokes"]
     for measure, expected in (("contribution", torch.tensor(rows.contributions(1).numpy())), ("score", rows.scores())):
         found = get("layer", explorer, q="test:0", layer="strokes", measure=measure, target=1, by="slot", top=5)
@@ -93,7 +92,7 @@ def test_the_explorer_asks_about_the_whole_image(recorded):
 
 def test_columns_that_only_rename_another_are_no_groups_of_their_own(recorded):
     memory, model, images = recorded
-    about = get("run", Explorer(own_subject(memory, model, images), prepare=False))
+    about = get("run", Explorer(sl.Subject(memory, model, images), prepare=False))
     assert list(about["groups"]) == ["label"]
-    query = get("query", Explorer(own_subject(memory, model, images), prepare=False), q="test:0")
+    query = get("query", Explorer(sl.Subject(memory, model, images), prepare=False), q="test:0")
     assert query["layer"] == "classes"  # the one that makes the outputs is looked at first

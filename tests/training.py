@@ -131,7 +131,7 @@ def fit(model: nn.Module, path: Path, inputs: Tensor) -> sl.Memory:
 def processes() -> multiprocessing.context.ForkServerContext:
     """Starts processes that have torch already: some milliseconds each, not seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "spotlights.opened", "spotlights.recording", "pytest"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "spotlights.api", "spotlights.recording", "pytest"])
     return context
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spotlights as sl
-import spotlights.attention.sweep as sweep
 from spotlights.optimizers import RULES, UpdateRule, exact_optimizers, rule_for, rule_named
+from spotlights.query import sweep
 from training import chosen, examples, network, state
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 from spotlights._version import __version__
 
 if TYPE_CHECKING:
-    from spotlights import datasets as datasets
-    from spotlights.attention import Attention
+    from spotlights.api import Memory, open
     from spotlights.dual import DualLinear
     from spotlights.dual_form import dot_attention
     from spotlights.errors import (
-        DatasetError,
         MemoryExistsError,
         MemoryFormatError,
         RecordingStoppedWarning,
@@ -24,33 +22,47 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from spotlights.explorer.views import MarkedText
     from spotlights.layers import FunctionalLinear, LayerAdapter, register_layer
-    from spotlights.opened import Memory, open
+    from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
+    from spotlights.query.masks import Mask
+    from spotlights.query.parts import Merged, Shard
     from spotlights.recording import Recorder, record
-    from spotlights.web import explore
+    from spotlights.subject import Drawing, Subject
 
 __all__ = [
+    "AskMeans",
+    "AskTop",
+    "AskTotals",
     "Attention",
-    "DatasetError",
+    "Contributions",
+    "Drawing",
     "DualLinear",
     "FunctionalLinear",
+    "History",
+    "Influence",
     "LayerAdapter",
+    "MarkedText",
+    "Mask",
     "Memory",
     "MemoryExistsError",
     "MemoryFormatError",
+    "Merged",
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
     "SettingError",
     "ShapeMismatchError",
+    "Shard",
+    "Spotlights",
     "SpotlightsError",
     "SpotlightsWarning",
+    "Subject",
     "TooLargeError",
     "UnknownNameError",
     "UnsupportedError",
     "__version__",
     "dot_attention",
-    "explore",
     "open",
     "record",
     "register_layer",
@@ -58,10 +70,16 @@ __all__ = [
 
 # Names are imported when first used: `spotlights --help` and the errors need no torch.
 _HOMES = {
-    "Attention": "spotlights.attention",
+    "AskMeans": "spotlights.query",
+    "AskTop": "spotlights.query",
+    "AskTotals": "spotlights.query",
+    "Attention": "spotlights.query",
+    "Contributions": "spotlights.query",
+    "History": "spotlights.query",
+    "Influence": "spotlights.query",
+    "Spotlights": "spotlights.query",
     "DualLinear": "spotlights.dual",
     "dot_attention": "spotlights.dual_form",
-    "DatasetError": "spotlights.errors",
     "MemoryExistsError": "spotlights.errors",
     "MemoryFormatError": "spotlights.errors",
     "RecordingStoppedWarning": "spotlights.errors",
@@ -76,17 +94,22 @@ _HOMES = {
     "FunctionalLinear": "spotlights.layers",
     "LayerAdapter": "spotlights.layers",
     "register_layer": "spotlights.layers",
-    "Memory": "spotlights.opened",
-    "open": "spotlights.opened",
+    "Mask": "spotlights.query.masks",
+    "Merged": "spotlights.query.parts",
+    "Shard": "spotlights.query.parts",
+    "Memory": "spotlights.api",
+    "open": "spotlights.api",
     "Recorder": "spotlights.recording",
     "record": "spotlights.recording",
-    "explore": "spotlights.web",
+    "MarkedText": "spotlights.explorer.views",
+    "Drawing": "spotlights.subject",
+    "Subject": "spotlights.subject",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "datasets":
-        return import_module("spotlights.datasets")
+    if name in ("figures", "results"):
+        return import_module(f"spotlights.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'spotlights' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
@@ -94,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "datasets"])
+    return sorted(__all__)

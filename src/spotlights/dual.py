@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.attention.forward import find_map, find_turned
-from spotlights.attention.measure import View
+from spotlights.dual_form import linear_map
+from spotlights.errors import SpotlightsWarning
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
-from spotlights.layers.wrappers import unfuse, unwrapped
+from spotlights.layers.adapter import unfuse, unwrapped
+from spotlights.memory.blocks import Everything, as_of
+from spotlights.query.coefficients import unroll
+from spotlights.query.engine import View
+from spotlights.query.forward import find_map, find_transposed_use
+from spotlights.query.weights import slot_outputs, untaught_part, view_parameters
+
+_FAR = 30.0
+"""So many times as large as in the trained network: far outside what it ever computed."""
+
+
+class Far:
+    """Warns once of a mask that leaves one side of a sum which cancels: such answers say nothing about training."""
+
+    def __init__(self, view: View) -> None:
+        self.looks = view.selection != as_of(view.reader, Everything(), view.until)
+
+    def check(self, layer: str, made: Tensor, trained: Tensor) -> None:
+        """Compares what a mask makes with what the trained network has."""
+        largest, usual = float(made.abs().max()), float(trained.abs().max())
+        if not self.looks or largest <= _FAR * usual:
+            return
+        self.looks = False
+        warnings.warn(
+            f'Without the masked slots, layer "{layer}" reaches {largest:.3g}; in the trained network {usual:.3g}. '
+            "What is left is one side of a sum that cancels (κ): the answer says nothing about training without them.",
+            SpotlightsWarning,
+            stacklevel=4,
+        )
 
 
 class DualLinear(nn.Module):
     """A layer in dual form: `a·W_0 x + Σ_t value_t (key_t·x)`, streamed from the memory."""
 
-    def __init__(self, view: View, layer: str, module: nn.Module, *, turned: bool = False) -> None:
+    def __init__(
+        self, view: View, layer: str, module: nn.Module, *, transposed: bool = False, far: Far | None = None
+    ) -> None:
         """
         Args:
             view: the slots.
             layer: its name in the memory.
             module: the layer that it stands for. It says what its keys are; its weights are not used.
-            turned: the module uses the layer's weight the other way round.
+            transposed: the module uses the transposed weight of the layer.
+            far: warns of answers that are far from the module's.
         """
         super().__init__()
-        self._turned = turned
+        self._far = far or Far(view)
+        self._transposed = transposed
         self._view = view
         self._layer = view.reader.layer(layer)
-        self._unrolled = view.unrolled(layer)
+        unroll(view.reader, layer, view.until)  # a memory that cannot be computed from is refused here
         adapter = adapter_for(module)
         assert isinstance(adapter, LayerAdapter), "see dual_model"
         self._kind = adapter, module  # in a tuple: the module is no part of this one
@@ -40,23 +73,28 @@ class DualLinear(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Float[Tensor, "..."]:
         adapter, module = self._kind
-        keys = adapter.keys(module, adapter.inputs(module, args, kwargs).detach())
-        queries = keys.reshape(-1, keys.shape[-1]).cpu()
-        if self._turned:
+        inputs = adapter.inputs(module, args, kwargs)
+        keys = adapter.keys(module, inputs.detach() if isinstance(inputs, Tensor) else inputs)
+        queries, like = keys.reshape(-1, keys.shape[-1]).cpu(), keys if isinstance(keys, Tensor) else keys.amounts
+        if self._transposed:
             weight = view_parameters(self._view, self._layer.name)["weight"]
-            made = queries.double() @ weight
-            return adapter.output(module, made.to(keys).reshape(*keys.shape[:-1], made.shape[1]))
-        made = self._unrolled.initial.output(queries) + self._own_bias
-        for start in range(0, len(queries), _QUERIES_AT_ONCE):
-            some = slice(start, start + _QUERIES_AT_ONCE)
-            made[some] += self._unrolled.outputs(self._view.selection, queries[some])
-        return adapter.output(module, made.to(keys).reshape(*keys.shape[:-1], made.shape[1]))
+            made = linear_map(queries.double(), weight.T)
+            return adapter.output(module, made.to(like).reshape(*keys.shape[:-1], made.shape[1]))
+        made = untaught_part(self._view, self._layer.name).output(queries) + self._own_bias
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            some = slice(start, start + QUERIES_AT_ONCE)
+            made[some] += slot_outputs(self._view, self._layer.name, queries[some])
+        output = adapter.output(module, made.to(like).reshape(*keys.shape[:-1], made.shape[1]))
+        if self._far.looks:
+            with torch.no_grad():
+                self._far.check(self._layer.name, output, module(*args, **kwargs))
+        return output
 
     def extra_repr(self) -> str:
         return f"{self._layer.name}: {self._layer.slots:,} slots, {self._view.selection}"
 
 
-_QUERIES_AT_ONCE = 1024
+QUERIES_AT_ONCE = 1024
 
 
 def dual_model(view: View, model: nn.Module) -> nn.Module:
@@ -70,14 +108,15 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
     inside = [name for name, entry in layers.items() if not isinstance(adapter_named(entry.kind), LayerAdapter)]
     replaced = primal_model(view, model, {name: view_parameters(view, name) for name in inside})
     duals: dict[nn.Module, DualLinear] = {}
+    far = Far(view)
     for name, entry in layers.items():
         for path in entry.modules if name not in inside else ():
             module, _ = find_map(replaced, path, entry)
-            duals[module] = DualLinear(view, name, module)
+            duals[module] = DualLinear(view, name, module, far=far)
         for path in entry.turned if name not in inside else ():
-            module, adapter, _ = find_turned(replaced, path, entry)
+            module, adapter, _ = find_transposed_use(replaced, path, entry)
             if isinstance(adapter, LayerAdapter):
-                duals[module] = DualLinear(view, name, module, turned=True)
+                duals[module] = DualLinear(view, name, module, transposed=True, far=far)
     unfuse(replaced)
     if replaced in duals:
         return duals[replaced]
@@ -91,19 +130,13 @@ def dual_model(view: View, model: nn.Module) -> nn.Module:
 def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, Tensor]]) -> nn.Module:
     """A copy of the model with the given weights in some of its recorded layers."""
     replaced = copy.deepcopy(unwrapped(model)).eval()
+    far = Far(view)
     with torch.no_grad():
-        for name, found in parameters.items():
+        for name, values in parameters.items():
             entry = view.reader.manifest.layers[name]
             _, linear = find_map(replaced, entry.modules[0], entry)
-            for parameter, value in found.items():
+            for parameter, value in values.items():
                 own = linear.parameters[parameter].value
+                far.check(name, value, own)
                 own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
     return replaced
-
-
-def view_parameters(view: View, layer: str) -> dict[str, Tensor]:
-    """The parameters that the slots of the view, with the initial part, make up, by name; in float64."""
-    view.reader.need_all_slots("Weights are made of")
-    unrolled = view.unrolled(layer)
-    initial, parts = unrolled.initial, unrolled.parts(view.selection)
-    return view.reader.layer(layer).entry.split(initial.weight + parts.weight, initial.biases + parts.biases)

@@ -2,19 +2,22 @@
 
 A linear layer trained by gradient descent is its initial weights plus one outer product (error ⊗ key)
 for every slot, each times a factor that depends on the slot's step alone: a number for SGD, a matrix for
-Adam and its kin. This module holds that factor (the sweep), the attention it leads to, and the comparison that finds
-what happened to a gradient between `backward` and `step`. It knows nothing of modules, files or optimizer classes.
+Adam and similar optimizers. This module computes that factor (the sweep), the attention that follows from it, and γ,
+the factor that a gradient was multiplied by between `backward` and `step`. Modules, files and optimizers are elsewhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from spotlights.sparse_rows import SparseRows, dense
 
 
 def dot_attention(
@@ -27,9 +30,11 @@ def dot_attention(
 
 
 def linear_map(
-    rows: Float[Tensor, "rows in_features"], matrix: Float[Tensor, "out_features in_group"]
+    rows: Float[Tensor, "rows in_features"] | SparseRows, matrix: Float[Tensor, "out_features in_group"]
 ) -> Float[Tensor, "rows out_features"]:
     """`M k` for each row k. A matrix narrower than the rows has groups: each share of it acts on its share of a row."""
+    if isinstance(rows, SparseRows):
+        return rows.times(matrix)
     groups = rows.shape[1] // matrix.shape[1]
     if groups == 1:
         return rows @ matrix.T
@@ -38,13 +43,17 @@ def linear_map(
 
 
 def outer_sum(
-    errors: Float[Tensor, "rows out_features"],
-    keys: Float[Tensor, "rows in_features"],
+    errors: Float[Tensor, "rows out_features"] | SparseRows,
+    keys: Float[Tensor, "rows in_features"] | SparseRows,
     groups: int,
     *,
     out: Tensor | None = None,
 ) -> Float[Tensor, "out_features in_group"]:
     """`Σ δ ⊗ k` over rows, each share of the errors with its share of the keys."""
+    if isinstance(errors, SparseRows):
+        return errors.weighted_sum(dense(keys).T).T
+    if isinstance(keys, SparseRows):
+        return keys.weighted_sum(errors.T)
     if groups == 1:
         return torch.mm(errors.T, keys, out=out)
     if groups == errors.shape[1] == keys.shape[1]:
@@ -67,6 +76,13 @@ def act(side: Side, factor: Factor, gradient: Float[Tensor, "*shape"]) -> Float[
     if not isinstance(factor, Tensor) or side == "entries":
         return factor * gradient
     return factor @ gradient if side == "left" else gradient @ factor
+
+
+def act_transposed(side: Side, factor: Factor, matrix: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The matrix whose product with a gradient equals this matrix's product with `act(gradient)`."""
+    if not isinstance(factor, Tensor) or side == "entries":
+        return factor * matrix
+    return factor.T @ matrix if side == "left" else matrix @ factor.T
 
 
 @dataclass(frozen=True)
@@ -92,9 +108,12 @@ class LinearStep:
     decay: float = 0.0
     sign: float = 1.0
 
-    def without_past(self) -> LinearStep:
-        """The same step where M did not exist before it."""
-        return replace(self, w_m=0.0, w_pm=0.0, m_m=0.0)
+    @property
+    def moment_is_change(self) -> bool:
+        """Whether, with P = 1, W changes by a multiple of the new M: `W' = keep·W + w_pg/m_g·M'`."""
+        return self.m_g != 0.0 == self.m_pg and math.isclose(
+            (self.w_m + self.w_pm) * self.m_g, self.w_pg * self.m_m, rel_tol=1e-12
+        )
 
     def gradient(self, raw: Tensor, weights: Tensor | None) -> Tensor:
         """g; the weights matter only where there is decay."""
@@ -110,6 +129,25 @@ class LinearStep:
         scaled = g * self.m_g if self.m_pg == 0.0 else g * (self.m_g + self.m_pg * P)
         return scaled.add_(moment, alpha=self.m_m)
 
+    def advance(self, side: Side, P: Factor, weights: Tensor, moment: Tensor | None, g: Tensor) -> Moved:
+        """W' and M', for any P; g is `gradient`. None stands for a rule without M."""
+        by_p = g * self.w_pg
+        if moment is not None and self.w_pm != 0.0:
+            by_p.add_(moment, alpha=self.w_pm)
+        new = act(side, P, by_p) if isinstance(P, Tensor) else by_p.mul_(P)
+        new = new.add_(weights, alpha=self.keep)
+        if moment is None:
+            return new, None
+        new.add_(moment, alpha=self.w_m)
+        kept = moment * self.m_m
+        if self.m_g != 0.0:
+            kept.add_(g, alpha=self.m_g)
+        return new, kept if self.m_pg == 0.0 else kept.add_(act(side, P, g), alpha=self.m_pg)
+
+
+Moved = tuple[Tensor, Tensor | None]
+"""Weights and moment after a step."""
+
 
 class Adjoint:
     """How the final weights depend on W and M as they were, swept from the last step down to the first.
@@ -122,8 +160,8 @@ class Adjoint:
         self.to_weights: Factor = 1.0
         self.to_moment: Factor = 0.0
 
-    def back(self, step: LinearStep, P: Factor) -> Factor:
-        """Goes back over one step; returns the factor of its gradient G."""
+    def back(self, step: LinearStep, P: Factor, *, lazy: bool = False) -> Factor:
+        """Goes back over one step; returns the factor of its gradient G. A lazy step is none where P is 0."""
         weights, moment = self.to_weights, self.to_moment
         number, scaled = (1.0, weights * P) if isinstance(weights, Tensor) else (weights, P)
         by_g = _sum((step.w_pg * number, scaled), (step.m_g, moment))
@@ -131,7 +169,136 @@ class Adjoint:
             by_g = _sum((1.0, by_g), (step.m_pg, moment * P))
         self.to_moment = _sum((step.w_pm * number, scaled), (step.w_m, weights), (step.m_m, moment))
         self.to_weights = _sum((step.keep, weights), (step.decay, by_g))
+        if lazy and isinstance(P, Tensor):
+            by_g = _where(P == 0.0, 0.0, by_g)
+            self.to_moment = _where(P == 0.0, moment, self.to_moment)
+            self.to_weights = _where(P == 0.0, weights, self.to_weights)
         return by_g if step.sign == 1.0 else by_g * step.sign
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A number times a tensor, not yet multiplied: the tensor may be large, and the number may change every step."""
+
+    number: float
+    tensor: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        return self.tensor * self.number
+
+
+class PathAdjoint:
+    """How the changes of a number during later steps depend on M, swept from the last step down to the first.
+
+    A number f changes by `⟨ḡ_s, W_{s+1} − W_s⟩` at step s. The sum over all steps is
+    `Σ_s (⟨back(…), g_s⟩ + (keep−1)⟨ḡ_s, W_s⟩) + ⟨to_moment, M_0⟩`, with g of `LinearStep`.
+    """
+
+    def __init__(self) -> None:
+        self.to_moment: Scaled | None = None
+        """None stands for zeros."""
+
+    def back(self, step: LinearStep, side: Side, P: Factor, gradient: DiscreteGradient) -> Scaled:
+        """Goes back over one step with its ḡ; returns the factor of the step's g, valid until the next call."""
+        moment = self.to_moment
+        if not isinstance(P, Tensor):
+            to_g, to_m = step.w_pg * P, step.w_m + step.w_pm * P
+            scaled = gradient
+        elif step.w_m == 0.0:
+            to_g, to_m = step.w_pg, step.w_pm
+            scaled = DiscreteGradient(act_transposed(side, P, gradient.full()))
+        else:
+            return self._generally(step, side, P, gradient.full())
+        # Of most rules, what multiplies M is proportional to what multiplies g: one tensor is enough for both.
+        if step.m_pg != 0.0 or step.m_g == 0.0 or not math.isclose(to_m * step.m_g, to_g * step.m_m, rel_tol=1e-12):
+            if to_m == 0.0 and step.m_pg == 0.0 and step.m_g == 0.0:  # this step has no M
+                self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
+                return Scaled(to_g, scaled.full())
+            return self._generally(step, side, P, gradient.full())
+        number = 0.0 if moment is None else moment.number * step.m_g
+        if moment is None or number == 0.0:
+            by_g = Scaled(to_g, scaled.full())
+        else:
+            held = moment.tensor
+            if abs(number) < _SMALLEST * abs(to_g):
+                held, number = held.mul_(number / to_g), to_g
+            by_g = Scaled(number, scaled.add_to(held, to_g / number))
+        self.to_moment = None if step.m_m == 0.0 else Scaled(by_g.number * step.m_m / step.m_g, by_g.tensor)
+        return by_g
+
+    def _generally(self, step: LinearStep, side: Side, P: Factor, gradient: Tensor) -> Scaled:
+        moment = None if self.to_moment is None else self.to_moment.value
+        by_p = act_transposed(side, P, gradient)
+        by_g = by_p * step.w_pg
+        if moment is not None:
+            by_g.add_(moment, alpha=step.m_g)
+            if step.m_pg != 0.0:
+                by_g.add_(act_transposed(side, P, moment), alpha=step.m_pg)
+            moment.mul_(step.m_m)
+        for scale, term in ((step.w_m, gradient), (step.w_pm, by_p)):
+            if scale != 0.0:
+                moment = term * scale if moment is None else moment.add_(term, alpha=scale)
+        self.to_moment = None if moment is None else Scaled(1.0, moment)
+        return Scaled(1.0, by_g)
+
+
+_SMALLEST = 1e-3
+"""A number that becomes smaller than this share is multiplied into its tensor."""
+
+
+@dataclass(frozen=True)
+class DiscreteGradient:
+    """`ḡ = ∇f(m) + share·ΔW`, not yet added up; ∇f(m) is None where f does not depend on the parameter there."""
+
+    midpoint: Tensor | None
+    change: Tensor | None = None
+    share: float = 0.0
+
+    def full(self) -> Tensor:
+        """A tensor of its own."""
+        if self.change is None or self.share == 0.0:
+            like = self.midpoint if self.midpoint is not None else self.change
+            assert like is not None
+            return torch.zeros_like(like) if self.midpoint is None else like.clone()
+        return self.change * self.share if self.midpoint is None else self.midpoint.add(self.change, alpha=self.share)
+
+    def add_to(self, tensor: Tensor, number: float) -> Tensor:
+        """Adds a multiple of itself in place."""
+        if self.midpoint is not None:
+            tensor.add_(self.midpoint, alpha=number)
+        if self.change is not None and self.share != 0.0:
+            tensor.add_(self.change, alpha=number * self.share)
+        return tensor
+
+    def dot(self, other: Tensor) -> float:
+        flat = other.reshape(-1)
+        made = 0.0 if self.midpoint is None else float(torch.dot(self.midpoint.reshape(-1), flat))
+        if self.change is not None and self.share != 0.0:
+            made += self.share * float(torch.dot(self.change.reshape(-1), flat))
+        return made
+
+
+def discrete_gradient_share(
+    before: Float[Tensor, "numbers"],
+    after: Float[Tensor, "numbers"],
+    first_order: Float[Tensor, "numbers"],
+    squared_length: float,
+) -> Float[Tensor, "numbers"]:
+    """The multiple of ΔW that turns the gradient at the midpoint of a step into a discrete gradient ḡ.
+
+    With `first_order = ⟨∇f(m), ΔW⟩` and `squared_length = |ΔW|²`, `ḡ = ∇f(m) + share·ΔW` has
+    `⟨ḡ, ΔW⟩ = after − before` exactly.
+    """
+    if squared_length == 0.0:
+        return torch.zeros_like(before)
+    return (after - before - first_order) / squared_length
+
+
+def _where(condition: Tensor, one: Factor, other: Factor) -> Factor:
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other:
+        return one
+    return torch.where(condition, torch.as_tensor(one), torch.as_tensor(other))
 
 
 def _sum(*terms: tuple[float, Factor]) -> Factor:

@@ -11,8 +11,7 @@ Each message says what was given, what was expected and what to do.
         ├── ShapeMismatchError      two shapes that do not fit each other    (also a ValueError)
         ├── SettingError            an argument that makes no sense          (also a ValueError)
         ├── UnsupportedError        a question that cannot be answered exactly here
-        ├── TooLargeError           an answer that would not fit in main memory
-        └── DatasetError            no source has the data, or it is not what it should be
+        └── TooLargeError           an answer that would not fit in main memory
 
     UserWarning
     └── SpotlightsWarning
@@ -57,10 +56,6 @@ class UnsupportedError(SpotlightsError):
 
 class TooLargeError(SpotlightsError):
     """The answer would not fit in main memory; the message says what to ask for instead."""
-
-
-class DatasetError(SpotlightsError):
-    """No source has the data, or what was found is not the data set it claims to be."""
 
 
 class SpotlightsWarning(UserWarning):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spotlights.attention.measure import View
-from spotlights.attention.tables import Printable, build
+from spotlights.memory.format import names
+from spotlights.memory.format.manifest import ParameterEntry
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.step_log import unexplained_steps
+from spotlights.memory.slots import unexplained_steps
 from spotlights.optimizers import rule_named
+from spotlights.query.accounts import has_gaps
+from spotlights.query.engine import View
+from spotlights.results.tables import Printable, build
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +28,8 @@ class LayerInfo(Printable):
     distinct_keys: int
     trained: list[str]
     storage: str
+    lossy: bool
+    """Whether its numbers are stored approximately."""
     unexplained_steps: int
 
     def table(self) -> Any:
@@ -41,13 +46,39 @@ def layer_infos(reader: MemoryReader) -> dict[str, LayerInfo]:
             layer.entry.out_features,
             layer.entry.bias,
             layer.slots,
-            layer.distinct_keys,
+            layer.distinct_keys if names.KEYS not in layer.entry.tokens else layer.distinct_tokens(),
             layer.entry.trained,
             layer.entry.storage,
+            layer.storage.lossy,
             0 if layer.folded else len(unexplained_steps(reader.log(name).residual, layer.entry)),
         )
         for name, layer in reader.layers.items()
     }
+
+
+_PARAMETERS_SHOWN = 40
+
+
+def _without_slots(reader: MemoryReader) -> dict[str, int]:
+    """The parameters, with their sizes, of layers that had gradients but never a slot."""
+    manifest = reader.manifest
+    if not reader.steps or manifest.fold is not None or not manifest.errors:
+        return {}
+    empty = {n for n, layer in reader.layers.items() if not layer.slots and bool((reader.log(n).residual > 0.5).any())}
+    return {name: entry.numbers for name, entry in manifest.parameters.items() if entry.layer in empty}
+
+
+def _state(entry: ParameterEntry, without_slots: bool) -> str:
+    if without_slots:
+        return "not recorded because no call of its module was seen (its weight is used outside the module)"
+    return entry.reason or "recorded"
+
+
+def _why_not_trained(reader: MemoryReader, layer: str) -> str:
+    """Why the optimizer trains nothing of a layer."""
+    modules = reader.manifest.layers[layer].modules
+    own = [e for n, e in reader.manifest.parameters.items() if n.rpartition(".")[0] in modules and e.reason]
+    return own[0].reason if own else "frozen"
 
 
 class MemoryInfo(Printable):
@@ -56,12 +87,22 @@ class MemoryInfo(Printable):
     def __init__(self, view: View) -> None:
         self._view = view
 
+    @property
+    def _has_rules(self) -> bool:
+        """Whether all optimizers of the run have an exact rule."""
+        manifest = self._view.reader.manifest
+        rules = [manifest.rule, *(rule for entry in manifest.layers.values() for rule in entry.rules.values())]
+        return all(rule_named(rule) is not None for rule in rules)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         reader = self._view.reader
-        manifest = reader.manifest
+        manifest, without = reader.manifest, _without_slots(reader)
+        covered = manifest.covered_numbers
+        known = self._has_rules and manifest.errors and manifest.sample is None
+        gaps = [name for name in reader.layers if known and has_gaps(reader, name, reader.steps)]
         return {
-            "path": str(reader.directory),
+            "path": reader.address,
             "status": manifest.status,
             "created": manifest.created,
             "steps": reader.steps,
@@ -70,11 +111,14 @@ class MemoryInfo(Printable):
             "optimizer": manifest.optimizer,
             "folded": None if manifest.fold is None else f"by {manifest.fold.by} over {manifest.fold.span}",
             "sampled": None if manifest.sample is None else str(manifest.sample),
-            "exact": rule_named(manifest.rule) is not None and manifest.errors and manifest.sample is None,
+            "contributions": known,
+            "exact": known and not gaps,
+            "not exact in": gaps,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
-            "not recorded": manifest.uncovered,
-            "recorded parameters": manifest.covered_numbers,
+            "not recorded": [*manifest.uncovered, *without],
+            "recorded parameters": None if covered is None else covered - sum(without.values()),
             "trained parameters": manifest.trained_numbers,
+            "parameters": {n: _state(e, n in without) for n, e in manifest.parameters.items()},
             "layers": {name: vars(info) for name, info in layer_infos(reader).items()},
             "seed": manifest.seed,
             "git revision": manifest.git_revision,
@@ -87,10 +131,16 @@ class MemoryInfo(Printable):
         for layer in layer_infos(self._view.reader).values():
             keys = f"{layer.distinct_keys:,}" if layer.distinct_keys != layer.slots else "–"
             shape = f"{layer.in_features} → {layer.out_features}"
-            state = ", ".join(layer.trained) or "frozen"
+            state = ", ".join(layer.trained) or _why_not_trained(self._view.reader, layer.name)
             rows.append([layer.name, layer.kind, shape, f"{layer.slots:,}", keys, layer.storage, state])
         names = ["layer", "kind", "shape", "slots", "distinct keys", "stored as", "trained"]
-        exact = "contributions are exact" if known["exact"] else "scores only"
+        exact = "contributions are exact" if known["contributions"] else "scores only"
+        rounded = {layer["storage"] for layer in known["layers"].values() if layer["lossy"]}
+        if known["contributions"] and rounded:
+            exact = f"contributions are approximate: stored as {', '.join(sorted(rounded))}"
+        if known["not exact in"]:
+            few = ", ".join(known["not exact in"][:5]) + (" …" if len(known["not exact in"]) > 5 else "")
+            exact = f"contributions are not exact in {few}: verify says why, and how much is missing"
         if known["sampled"]:
             rule = rule_named(self._view.reader.manifest.rule)
             exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
@@ -108,4 +158,9 @@ class MemoryInfo(Printable):
             note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
         if known["not recorded"]:
             note += f"\nnot recorded: {', '.join(known['not recorded'])}"
+        lines = [f"{name}: {state}" for name, state in known["parameters"].items()]
+        lines.sort(key=lambda line: line.endswith(": recorded"))  # what is not comes first
+        note += "".join(f"\n{line}" for line in lines[:_PARAMETERS_SHOWN])
+        if len(lines) > _PARAMETERS_SHOWN:
+            note += f"\n… and {len(lines) - _PARAMETERS_SHOWN} more (memory.info.as_dict()['parameters'])"
         return build(known["path"], names, rows, note)

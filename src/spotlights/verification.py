@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from spotlights.attention.forward import parameters_of
-from spotlights.attention.measure import View
-from spotlights.attention.replay import is_replayed, replay
-from spotlights.attention.tables import Printable, build
-from spotlights.dual import view_parameters
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
-from spotlights.memory.conditions import as_of
-from spotlights.memory.manifest import LayerEntry
+from spotlights.memory.blocks import Everything, as_of
+from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.selection import Everything
-from spotlights.memory.slots import sample_slice
-from spotlights.memory.step_log import unexplained_steps
-from spotlights.optimizers import UpdateRule, rule_named
+from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
+from spotlights.optimizers import rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
+from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
+from spotlights.query.coefficients import unroll
+from spotlights.query.engine import View
+from spotlights.query.reducers import LastReducer
+from spotlights.query.replay import Replay, is_replayed
+from spotlights.query.trained import trained_parameters
+from spotlights.query.weights import view_parameters
+from spotlights.results.tables import Printable, build
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,42 @@ class Check:
     unexplained_steps: list[int]
     """Steps whose gradient the slots do not explain."""
     worst_residual: float
-    moved_steps: list[int]
-    """Steps before which somebody else than the optimizer changed the weights."""
+    moved: dict[str, list[int]]
+    """Steps that do not follow from the ones before, by the reason: weights changed outside the optimizer, …"""
     tolerance: float
+    """What rounding allows of `change_error`."""
+    weights_rounding: float
+    """What the rounding of the weights themselves, at every step, allows of `relative_error`."""
+    slots: int
+
+    @property
+    def moved_steps(self) -> list[int]:
+        """All of these steps."""
+        return sorted({step for steps in self.moved.values() for step in steps})
 
     @property
     def ok(self) -> bool:
-        return self.relative_error <= self.tolerance
+        return self.change_error <= self.tolerance or self.within_rounding
+
+    @property
+    def within_rounding(self) -> bool:
+        """The difference is larger than the tolerance, and still no more than the weights' own rounding.
+
+        A change of that size cannot be judged better: what the slots make up was rounded away, or rounded up.
+        """
+        if self.change_error <= self.tolerance or not self.slots:
+            return False
+        return self.relative_error <= self.weights_rounding
 
 
-class Verification(Mapping[str, Check], Printable):
+class Verification(dict[str, Check], Printable):
     """`{layer: check}`, which prints as a table."""
 
     def __init__(self, checks: dict[str, Check], damaged: list[str], note: str | None = None) -> None:
-        self._checks = checks
+        super().__init__(checks)
         self._note = note
         self.damaged = damaged
         """Files whose content is not what was written, in sentences."""
-
-    def __getitem__(self, layer: str) -> Check:
-        return self._checks[layer]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checks)
-
-    def __len__(self) -> int:
-        return len(self._checks)
 
     @property
     def ok(self) -> bool:
@@ -72,20 +82,27 @@ class Verification(Mapping[str, Check], Printable):
     def table(self) -> Any:
         rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
         for name, check in self.items():
-            verdict = "yes" if check.ok else "NO"
+            within = "yes" if check.tolerance <= EXACT else f"within {check.tolerance:.0e}"
+            verdict = "to rounding" if check.within_rounding else within if check.ok else "NO"
             errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
             rows.append([name, verdict, *errors, check.compared_with])
-            worst = f"; at worst {check.worst_residual:.0%} of the gradient"
-            for steps, what, more in (
-                (check.unexplained_steps, "gradients that the recorded slots do not explain", worst),
-                (check.moved_steps, "weights changed outside the optimizer", ""),
-            ):
-                if steps:
-                    first = ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
-                    count = f"{len(steps)} steps" if len(steps) > 1 else "one step"
-                    notes.append(f"{name}: {what} at {count} ({first}){more}")
+            notes += [f"{name}: {reason}" for reason in self._reasons(check)]
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
+
+    @staticmethod
+    def _reasons(check: Check) -> Iterator[str]:
+        if check.unexplained_steps:
+            worst = f"at worst {check.worst_residual:.0%} of the gradient"
+            yield f"{at_steps(NOT_EXPLAINED, check.unexplained_steps)}; {worst}. Likely {CAUSES}"
+        for reason, steps in check.moved.items():
+            yield at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else "")
+        if not check.slots and check.change_error > 0:
+            yield "the layer has no slots, and its weights have changed"
+        elif check.within_rounding:
+            yield "training changed so little that rounding of the weights hides what is missing of it"
+        elif not check.ok and not (check.unexplained_steps or check.moved_steps):
+            yield f"{check.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
     __str__ = Printable.__str__
     __repr__ = Printable.__repr__
@@ -107,7 +124,7 @@ def verify(
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
-            view.unrolled(layer)  # refuses before the long part, if it must
+            unroll(reader, layer, view.until)  # refuses before the long part, if it must
         damaged = reader.damaged() if files else []
         made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
         checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}
@@ -136,48 +153,31 @@ def _refuse(reader: MemoryReader, *, files: bool) -> None:
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
     if view.selection != as_of(view.reader, Everything(), view.until):
         raise UnsupportedError(
-            f"{view.reader.directory} was trained with {view.reader.manifest.optimizer}, which has no exact update "
+            f"{view.reader.address} was trained with {view.reader.manifest.optimizer}, which has no exact update "
             "rule: only the whole memory can be verified, not a part of it."
         )
-    return replay(view.reader, view.until, optimizer)
+    layer = next(iter(view.reader.layers))
+    return view.reduce(layer, LastReducer(), Replay(view.until, optimizer)).value
 
 
-def _check(view: View, name: str, model: nn.Module | None, found: dict[str, Tensor]) -> Check:
-    """Compares one layer's parameters, `found` in its slots, with the model's or with those that were kept."""
+def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Tensor]) -> Check:
+    """Compares the parameters that one layer's slots add up to with the model's, or with the recorded final ones."""
     reader, until = view.reader, view.until
     entry, log = reader.manifest.layers[name], reader.log(name)
-    initial = {p: reader.initial[f"{name}/{p}"].double() for p in found}
-    if model is not None:
-        held = parameters_of(model, entry)
-        truth = {p: held[p].double().cpu() for p in found}
-        source = "the model"
-    elif reader.final is not None and until == reader.manifest.steps:
-        truth = {p: reader.final[f"{name}/{p}"].double() for p in found}
-        source = "final weights"
-    else:
-        source = f"samples at step {until}"
-        truth = dict(initial)
-        for parameter in entry.trained:
-            kept = sample_slice(initial[parameter].numel())
-            found[parameter] = found[parameter].reshape(-1)[kept]
-            initial[parameter] = initial[parameter].reshape(-1)[kept]
-            logged = log.samples[parameter][until - 1 : until]
-            truth[parameter] = logged[0].double() if until else initial[parameter]
-
-    def joined(tensors: dict[str, Tensor]) -> Tensor:
-        return torch.cat([tensors[p].reshape(-1) for p in sorted(found)])
-
-    difference = (joined(found) - joined(truth)).norm()
-    change = (joined(truth) - joined(initial)).norm()
+    trained = trained_parameters(reader, name, until, model)
+    truth, made = trained.joined(), trained.like(summed)
+    initial = trained.like({p: reader.initial[f"{name}/{p}"] for p in summed})
     residual = log.residual[:until]
     return Check(
-        relative_error=_ratio(difference, joined(truth).norm()),
-        change_error=_ratio(difference, change),
-        compared_with=source,
+        relative_error=ratio((made - truth).norm(), truth.norm()),
+        change_error=ratio((made - truth).norm(), (truth - initial).norm()),
+        compared_with=trained.source,
         unexplained_steps=unexplained_steps(residual, entry),
         worst_residual=float(residual.max()) if len(residual) else 0.0,
-        moved_steps=log.moved[:until].nonzero().flatten().tolist(),
-        tolerance=_tolerance(entry, rule_named(reader.manifest.rule)),
+        moved=moved_steps(log.moved[:until].tolist()),
+        tolerance=tolerance_of(reader, name),
+        weights_rounding=weights_rounding(reader, name, until),
+        slots=reader.layers[name].slots,
     )
 
 
@@ -193,13 +193,3 @@ def _damage_named(reader: MemoryReader) -> Iterator[None]:
         if not damaged:
             raise
         raise MemoryFormatError(" ".join(damaged)) from error
-
-
-def _ratio(difference: Tensor, norm: Tensor) -> float:
-    return 0.0 if difference == 0 else float(difference / norm)
-
-
-def _tolerance(entry: LayerEntry, rule: UpdateRule | None) -> float:
-    """What rounding allows: of the network's own arithmetic, of the storage type, and of the optimizer."""
-    own = 1e-10 if entry.dtype == "float64" and entry.storage == "float64" else 1e-4
-    return max(own, 16 * entry.rounding, 0.0 if rule is None else rule.rounding)

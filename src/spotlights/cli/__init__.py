@@ -1,14 +1,15 @@
 """The `spotlights` command. Thin: each command calls what a Python user would call."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from spotlights._version import __version__
-from spotlights.cli import experiments, memories, questions
-from spotlights.cli.common import app
+from spotlights.cli import commands
+from spotlights.cli.options import app
 
-__all__ = ["app", "experiments", "memories", "questions"]
+__all__ = ["app", "commands"]
 
 
 def _version(wanted: bool) -> bool:
@@ -25,3 +26,8 @@ def main(
     ] = False,
 ) -> None:
     """Only the options that stand before a command."""
+
+
+# Further commands join by an entry point: importing the module that it names registers them on `app`.
+for _commands in entry_points(group="spotlights.commands"):
+    _commands.load()

@@ -1,14 +1,20 @@
-"""One palette and one typeface for every picture: the same class, source or sign always looks the same."""
+"""One palette and one typeface for every picture: the same class or sign always looks the same.
+
+Figures are made outside pyplot's global state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
-from spotlights.attention.results import Label
+Group = int | float | str | None
+"""The value of a column that slots are grouped by."""
 
 CLASSES = (
     "#3f90da",
@@ -24,21 +30,19 @@ CLASSES = (
 )
 """Classes 0 to 9, told apart by colour-blind eyes too (after M. Petroff, arXiv:2107.02270; a darker 8)."""
 
-SOURCES = {"mnist": "#0b5394", "fashion-mnist": "#d9722e", "digits": "#8f8f8f"}
-"""Data sets, or tasks, by their names."""
-
 FOR, AGAINST = "#00706b", "#c05a00"
 """What speaks for an answer, and what speaks against it. Also told apart by the side of zero they are on."""
 
 INK, QUIET, FAINT = "#1f2328", "#6b7280", "#e5e7eb"
-"""Text; what is said beside it; grids and frames."""
+"""Text; secondary text; grids and frames."""
 
 MARK = "#ffe082"
 """Behind a token that is attended to."""
 
 CAUTION = "#9a3412"
-"""What a reader must know before believing a number."""
+"""Notes about how far a number can be trusted."""
 
+DPI = 150
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: pictures look the same on every machine
     "font.size": 9,
@@ -66,7 +70,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelsize": 8,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
-    "mathtext.default": "regular",
+    "text.parse_math": False,  # a name with $ is a name
     "pdf.fonttype": 42,  # text stays text
     "hatch.linewidth": 0.6,
 }
@@ -74,29 +78,40 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The typeface and lines of Spotlights, for what is drawn inside; the user's own come back after it."""
+    """Spotlights' typeface and lines, for what is drawn inside; the user's own style comes back afterwards."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
-def colours(column: str, groups: Sequence[Label]) -> list[str]:
-    """A colour for each group of a column.
-
-    Whole numbers get the colour of that class; known sources get their own; other groups get the colours in
-    their order.
-    """
-    found = []
-    for position, group in enumerate(groups):
-        if group is None:
-            found.append(QUIET)
-        elif column == "source" and group in SOURCES:
-            found.append(SOURCES[str(group)])
-        else:
-            number = group if isinstance(group, int) else position
-            found.append(CLASSES[number % len(CLASSES)])
-    return found
+def colours(groups: Sequence[Group]) -> list[str]:
+    """A colour for each group: whole numbers get the colour of that class, other groups the colours in their order."""
+    numbers = [group if isinstance(group, int) else position for position, group in enumerate(groups)]
+    tints = [CLASSES[number % len(CLASSES)] for number in numbers]
+    return [QUIET if group is None else tint for group, tint in zip(groups, tints, strict=True)]
 
 
 def sign_colours(values: Sequence[float]) -> list[str]:
     """For or against, for each value."""
     return [FOR if value >= 0 else AGAINST for value in values]
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches, with a layout that keeps labels apart."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)  # type: ignore[union-attr]
+    return figure
+
+
+def add_note(figure: Figure, note: str | None) -> None:
+    """Writes a caution below a figure."""
+    if note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=8.5, fontstyle="italic", color=CAUTION)
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes the figure in the format of the path's suffix (.png at 150 dpi, .pdf, .svg); creates its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style():
+        figure.savefig(path)
+    return path

@@ -1,39 +1,47 @@
-"""What Spotlights needs to know of a kind of layer.
+"""What Spotlights needs to know about a kind of layer.
 
-Every layer here is, for each of its *rows*, a linear map of a key: `y = M k + b`. A linear layer has one row for each
-input; a convolution has one for each position of its output, and its key is the patch under the kernel. M is the weight
-seen as a matrix.
+Every layer here is, for each of its *rows*, a linear map of a key: `y = M k + b`. M is the weight as a matrix. A linear
+layer has one row for each input. A convolution has one for each position of its output, and the key is the patch under
+the kernel.
 
-Some layers map parts of a key apart from each other: the groups of a convolution, every single feature of a
-normalisation. Their M has one block for each group, one below the other, `(out_features, in_features / groups)`: the
-g-th share of its rows acts on the g-th share of the key.
+Some layers map several groups of channels separately: a grouped convolution, or a normalisation, in which every feature
+is a group. Their M has one block for each group, stacked vertically, `(out_features, in_features / channel_groups)`:
+the g-th share of the rows of M acts on the g-th share of the key.
 
-A module may hold several such maps (an LSTM has one for each layer and direction). Each is recorded as a layer of its
-own, named after the module and the map. `ModuleAdapter` is what the rest of the code asks; `LayerAdapter` answers it
-all for a module that is one map and returns its rows.
+A module may have several linear maps (an LSTM has one for each layer and direction). Each is recorded as a layer, named
+after the module and the map. The rest of the code uses `ModuleAdapter`. `LayerAdapter` implements it for modules that
+are one linear map.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from spotlights.errors import SettingError
+from spotlights.sparse_rows import SparseRows
+from spotlights.torch_internals import compiled_from, compiler_is_loaded
 
 
 @dataclass(frozen=True)
-class Part:
-    """A parameter that a map is made of, or some of its rows."""
+class WeightPart:
+    """A parameter that a map uses, or some rows of one."""
 
     parameter: nn.Parameter
     rows: slice | None = None
-    """Which share of the first dimension; None is all of it."""
+    """Which rows; None for all."""
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """This share of the parameter, of its gradient, or of anything that has its shape; a view."""
+        """These rows of the parameter, of its gradient, or of any tensor of that shape; a view."""
         return tensor if self.rows is None else tensor[self.rows]
 
     @property
@@ -48,27 +56,27 @@ class Part:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """One linear map `M k + b` in a module, and the parameters that it is made of."""
+    """One linear map `M k + b` in a module, and the parameters that it uses."""
 
-    weights: Mapping[str, Part]
-    """M is these matrices side by side, each by the name that it has in the memory."""
-    biases: Mapping[str, Part] = field(default_factory=dict)
-    """b is the sum of these: an LSTM has two."""
-    groups: int = 1
-    """How many parts of the key are mapped apart from each other."""
+    weights: Mapping[str, WeightPart]
+    """M is these matrices side by side. The names are those in the memory."""
+    biases: Mapping[str, WeightPart] = field(default_factory=dict)
+    """b is the sum of these; an LSTM has two."""
+    channel_groups: int = 1
+    """How many groups of channels are mapped separately."""
     transposed: bool = False
-    """The weight is kept as `(in_features, out_features)`."""
+    """The parameter has the shape `(in_features, out_features)`."""
     as_matrix: Callable[[Tensor], Tensor] = lambda weight: weight
-    """A weight, or its gradient, as a matrix; a view where that is possible."""
-    parts: Mapping[str, int] = field(default_factory=dict)
-    """What a key is put together of, in order, with the sizes (`{"x": 64, "h": 256}`); empty if it is one thing."""
+    """A weight, or its gradient, as a matrix; a view if possible."""
+    key_parts: Mapping[str, int] = field(default_factory=dict)
+    """The parts of a key in order, with their sizes (`{"x": 64, "h": 256}`); empty if a key has no parts."""
 
     @property
-    def parameters(self) -> dict[str, Part]:
+    def parameters(self) -> dict[str, WeightPart]:
         return {**self.weights, **self.biases}
 
     def kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """A parameter, or what has its shape, as a memory keeps it: a matrix, or (a bias) a row."""
+        """A parameter, or a tensor of its shape, as a memory stores it: a matrix, or (a bias) a vector."""
         part = self.parameters[name].of(tensor)
         return self.as_matrix(part) if name in self.weights else part.reshape(-1)
 
@@ -85,98 +93,156 @@ class LinearMap:
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """The shape of the weight itself; that of M where it is several."""
+        """The shape of the parameter; that of M if there are several."""
         alone = list(self.weights) == ["weight"]
-        return tuple(self.weights["weight"].value.shape) if alone else self.matrix_shape
+        own = tuple(self.weights["weight"].value.shape) if alone else ()
+        return own or self.matrix_shape  # a single number is stored as a matrix
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for maps with the same weights: modules that share them are one layer of a memory."""
+        """Equal for maps with the same weights: modules that share weights are one layer of a memory."""
         return tuple(part.identity for part in self.weights.values())
 
 
 class Call(ABC):
-    """One call of a module: what its maps saw. Lives from the forward pass to the end of the backward pass.
+    """One call of a module: the keys, and the errors once gradients are known. It lives until the backward pass ends.
 
-    It holds none of the tensors that the module returned, and nothing of the graph: they hold it. All methods answer
-    for every map of the module by its name. Rows keep the leading shape of the call, `(batch, …, features)`, so that
-    the columns of `recorder.batch` can be matched to them; they are flattened only when they are stored.
+    A call holds neither the tensors that the module returned nor their graph, because their hooks hold the call. All
+    methods return one value for each map of the module, by name. Rows keep their leading shape `(batch, …, features)`,
+    so that the columns of `recorder.batch` can be matched to them. They are flattened when they are stored.
     """
 
     may_repeat: bool = False
-    """The keys are data, not the output of another trained layer: the next epoch brings them again."""
+    """The keys are data, not the output of another trained layer: the next epoch has them again."""
 
     nbytes: int = 0
-    """About how much memory is held for it until the rows are stored."""
+    """About how much memory the call holds."""
 
-    chosen: Int64[Tensor, "rows"] | None = None
-    """Where not all of the leading shape are rows (a packed sequence): the rows' places in it, flattened."""
+    row_places: Int64[Tensor, "rows"] | None = None
+    """Where only some places of the leading shape are rows (a packed sequence): their indices in it, flattened."""
 
     shared: bool | None = False
-    """Whether the rows may be of no single example but of all, as those of an embedding of positions; None if nothing
-    but their shape tells."""
+    """Whether rows may belong to all examples at once, as those of a position embedding; None if only their shape can
+    tell."""
 
-    @property
-    def is_through(self) -> bool:
-        """Whether the pass that is under way has done all that the errors need, once it has reached all outputs."""
-        return True
+    axes: tuple[int, ...] | None = None
+    """Which axes of the leading shape may count the examples, the usual one first: (0,) for a convolution, (1, 0) for
+    a sequence-first recurrent layer, () for an input without such an axis. None if the kind of layer does not tell."""
 
     @abstractmethod
     def leads(self) -> Mapping[str, Sequence[int]]:
         """The leading shape of the rows."""
 
     @abstractmethod
-    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
+    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"] | SparseRows]:
         """The key of each row."""
 
     @abstractmethod
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
-        """The error of each row, the gradient of M k + b, from those of the tensors that the module returned."""
+        """The error of each row, the gradient of M k + b, from the gradients of the module's output tensors."""
 
     def returns(self, name: str) -> bool:
-        """Whether the module returns nothing but the rows of this map."""
+        """Whether the module returns the rows of this map and nothing else."""
         return False
 
 
+class OneMapCall(Call):
+    """A call of one linear map, whose rows are all that is returned."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Shaped[Tensor, "..."] | SparseRows,
+        lead: Sequence[int],
+        keys: Callable[[Any], Tensor | SparseRows],
+        errors: Callable[[Tensor], Tensor],
+    ) -> None:
+        """
+        Args:
+            name: of the map.
+            inputs: held until the backward pass.
+            lead: the leading shape of the rows.
+            keys: from the inputs to the key of each row.
+            errors: from the gradient of the output to the error of each row.
+        """
+        self._name, self._inputs, self._lead, self._keys, self._errors = name, inputs, lead, keys, errors
+        self.may_repeat = isinstance(inputs, Tensor) and not inputs.requires_grad
+        self.nbytes = inputs.nbytes
+
+    def map_keys(self, keys: Callable[[Any], Any]) -> None:
+        """Changes how keys follow from the inputs, where that depends on the call."""
+        self._keys = keys
+
+    def leads(self) -> Mapping[str, Sequence[int]]:
+        return {self._name: self._lead}
+
+    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"] | SparseRows]:
+        inputs = self._inputs
+        return {self._name: self._keys(inputs.detach() if isinstance(inputs, Tensor) else inputs)}
+
+    def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
+        (gradient,) = gradients
+        assert gradient is not None, "a backward pass reaches a module only through its output"
+        return {self._name: self._errors(gradient)}
+
+    def returns(self, name: str) -> bool:
+        return True
+
+
 class ModuleAdapter(ABC):
-    """Finds the linear maps in a kind of module, and what they see in a call of it."""
+    """Finds the linear maps in a kind of module, and their keys and errors in a call."""
 
     kind: ClassVar[str]
-    """The name of the kind in memories: letters and dashes; it never changes."""
+    """The name of the kind in memories: letters and dashes. It never changes."""
+
+    last_resort: ClassVar[bool] = False
+    """Only for parameters that no other adapter knows."""
+    sparse_keys: ClassVar[bool] = False
+    """Keys are `SparseRows`: token numbers."""
 
     @abstractmethod
     def handles(self, module: nn.Module) -> bool:
         """Whether this adapter describes the module exactly."""
 
+    def refuses(self, module: nn.Module) -> str | None:
+        """Why a module of this kind cannot be recorded, in words; None if it can, or if it is of another kind."""
+        return None
+
     @abstractmethod
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
-        """The linear maps of the module by name; "" for one that is all of it."""
+        """The linear maps of the module by name; "" for a map that is the whole module."""
 
     def before(self, module: nn.Module) -> Any:
-        """What must be known from before a call in training: the random numbers of a dropout inside."""
+        """State from before a call in training that `call` needs, such as the random state of dropout."""
         return None
 
     @abstractmethod
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        """What a call of the module was, from what it was given and what it returned; and what `before` said."""
+        """Describes a call, from the module's arguments, its output, and what `before` returned."""
 
     def begin(self) -> Sequence[Any]:
-        """What has to be in place while such a module is recorded; each is taken away by its `remove`, like a hook."""
+        """Resources to release when recording ends, by their `remove` method, like the handles of hooks."""
         return ()
 
 
 class LayerAdapter(ModuleAdapter):
-    """Turns a module's forward and backward into rows of keys and errors, and a test input into queries.
+    """For a module that is one linear map and returns its rows.
 
     The defaults are right for a layer that, like `nn.Linear`, has its features in the last dimension and a weight of
     shape `(out_features, in_features)`.
     """
 
+    modules: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """The classes that the adapter describes, unless it overrides `handles`."""
+
     transposed: ClassVar[bool] = False
-    """The weight is kept as `(in_features, out_features)`."""
+    """The weight has the shape `(in_features, out_features)`."""
 
     looked_up: ClassVar[bool] = True
-    """Keys that are data are looked for among those that were met before, and kept once."""
+    """Keys that are data are stored once: the memory looks each key up among earlier ones."""
+
+    def handles(self, module: nn.Module) -> bool:
+        return computes_as(module, *self.modules) and "weight" in own_parameters(module)
 
     # -- the parameters ----------------------------------------------------------------------
 
@@ -184,93 +250,74 @@ class LayerAdapter(ModuleAdapter):
         bias = self.bias(module)
         return {
             "": LinearMap(
-                weights={"weight": Part(self.weight(module))},
-                biases={} if bias is None else {"bias": Part(bias)},
-                groups=self.groups(module),
+                weights={"weight": WeightPart(self.weight(module))},
+                biases={} if bias is None else {"bias": WeightPart(bias)},
+                channel_groups=self.channel_groups(module),
                 transposed=self.transposed,
                 as_matrix=self.matrix,
-                parts=self.parts(module),
+                key_parts=self.key_parts(module),
             )
         }
 
     def weight(self, module: nn.Module) -> nn.Parameter:
-        """The parameter that is seen as a matrix."""
+        """The parameter that is used as a matrix."""
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         return weight
 
     def bias(self, module: nn.Module) -> nn.Parameter | None:
         """The parameter with one number for each output feature, if the module has one."""
-        return module._parameters.get("bias")
+        return own_parameters(module).get("bias")
 
     def matrix(self, weight: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
-        """The weight, or its gradient, as a matrix; a view where that is possible."""
+        """The weight, or its gradient, as a matrix; a view if possible."""
         return weight.T if self.transposed else weight
 
-    def groups(self, module: nn.Module) -> int:
-        """How many parts of the key are mapped apart from each other."""
+    def channel_groups(self, module: nn.Module) -> int:
+        """How many groups of channels are mapped separately."""
         return 1
 
-    def parts(self, module: nn.Module) -> dict[str, int]:
-        """What a key is put together of, in order, with the sizes (`{"x": 64, "h": 256}`); empty if it is one thing."""
+    def key_parts(self, module: nn.Module) -> dict[str, int]:
+        """The parts of a key in order, with their sizes (`{"x": 64, "h": 256}`); empty if a key has no parts."""
         return {}
 
     # -- a call ------------------------------------------------------------------------------
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        return _WholeCall(self, module, self.inputs(module, args, kwargs), output)
+        inputs = self.inputs(module, args, kwargs)
+        lead = self.lead(module, inputs, output)
+        call = OneMapCall("", inputs, lead, partial(self.keys, module), partial(self.errors, module))
+        call.may_repeat &= self.looked_up
+        call.axes = self.axes(module, inputs)
+        return call
 
-    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:
-        """The input, from the arguments of `forward`. It is kept as it is until the backward pass."""
+    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The input, from the arguments of `forward`. It is held until the backward pass."""
         return args[0] if args else next(iter(kwargs.values()))
 
-    def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
+    def lead(self, module: nn.Module, inputs: Any, output: Shaped[Tensor, "..."]) -> Sequence[int]:
         """The leading shape of the rows: that of the output without its features."""
         return output.shape[:-1]
 
-    @abstractmethod
-    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
+    def axes(self, module: nn.Module, inputs: Any) -> tuple[int, ...] | None:
+        """Which axes of the leading shape may count the examples (see `Call`); None if any may."""
+        return None
+
+    def keys(self, module: nn.Module, inputs: Any) -> Float[Tensor, "*lead in_features"] | SparseRows:
         """The key of each row."""
+        return inputs
 
     def errors(self, module: nn.Module, gradient: Float[Tensor, "..."]) -> Float[Tensor, "*lead out_features"]:
-        """The error of each row, from the gradient of the output; what it is for the gradient, it is for the output."""
+        """The rows of a tensor that has the shape of the output: of its gradient, or of the output itself."""
         return gradient
 
     def output(self, module: nn.Module, rows: Float[Tensor, "*lead out_features"]) -> Float[Tensor, "..."]:
-        """The way back: the module's output, from one row for each key."""
+        """The inverse of `errors`: a tensor in the shape of the output, from its rows."""
         return rows
 
 
-class _WholeCall(Call):
-    """A call of a module that is one map, whose output is the module's."""
-
-    def __init__(
-        self, adapter: LayerAdapter, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]
-    ) -> None:
-        self._adapter = adapter
-        self._module = module
-        self._inputs = inputs
-        self._lead = adapter.lead(module, inputs, output)
-        self.may_repeat = adapter.looked_up and not inputs.requires_grad
-        self.nbytes = inputs.nbytes
-
-    def leads(self) -> Mapping[str, Sequence[int]]:
-        return {"": self._lead}
-
-    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
-        return {"": self._adapter.keys(self._module, self._inputs.detach())}
-
-    def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
-        (gradient,) = gradients
-        assert gradient is not None, "a pass reaches a module only through its output"
-        return {"": self._adapter.errors(self._module, gradient)}
-
-    def returns(self, name: str) -> bool:
-        return True
-
-
 def tensors_of(output: Any) -> list[Tensor]:
-    """The tensors in what a module returned that can have a gradient, in order."""
+    """The tensors in a module's output that can have a gradient, in order."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, tuple | list):
@@ -278,14 +325,81 @@ def tensors_of(output: Any) -> list[Tensor]:
     return []
 
 
-def computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether the module is of that class, computes what the class computes, and holds its weight itself.
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that the module itself holds.
 
-    A subclass with its own forward, or a weight that is computed (weight norm, spectral norm), is another map than its
-    name says.
+    Reading `module.weight` instead would compute a weight under spectral norm, which changes the module's buffers.
     """
-    return (
-        isinstance(module, kind)
-        and type(module).forward is kind.forward
-        and isinstance(module._parameters.get("weight"), nn.Parameter)
-    )
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def computes_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether the module is of one of these classes and computes what the class computes.
+
+    A subclass with its own forward is a different map. So is a module with a computed weight (weight norm, spectral
+    norm), which is not among its `own_parameters`.
+    """
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+
+
+# -- the known kinds -------------------------------------------------------------------------
+
+ADAPTERS: list[ModuleAdapter] = []
+"""The adapters of all kinds; `layers/__init__.py` fills the list."""
+
+
+def register_layer(adapter: ModuleAdapter) -> None:
+    """Registers an adapter for your own kind of layer: before recording, and before questions to such a memory."""
+    known = adapter_named(adapter.kind)
+    if known is not None and type(known) is not type(adapter):
+        raise SettingError(f'There is already a kind of layer "{adapter.kind}". Choose another name.')
+    if known is None:
+        ADAPTERS.insert(0, adapter)
+
+
+def adapter_for(module: nn.Module) -> ModuleAdapter | None:
+    """The adapter that can record this module, if there is one."""
+    return next((adapter for adapter in ADAPTERS if not adapter.last_resort and adapter.handles(module)), None)
+
+
+def adapter_named(kind: str) -> ModuleAdapter | None:
+    """The adapter of a kind that a memory names."""
+    return next((adapter for adapter in ADAPTERS if adapter.kind == kind), None)
+
+
+# -- wrappers around a network: `torch.compile`, `DistributedDataParallel`; layers are named without them ----
+
+
+def wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, the module that it wraps, and so on to the network itself."""
+    yield model
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        yield from wrappers(model.module)
+    elif (inner := compiled_from(model)) is not None:
+        yield from wrappers(inner)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network itself."""
+    *_, network = wrappers(model)
+    return network
+
+
+def unfuse(model: nn.Module) -> None:
+    """Makes torch's transformer layers call their submodules. The fused path would use their weights directly."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # a condition of the fused path, used for nothing else
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Runs networks module by module: compiled code and torch's fused transformer layers do not call hooks."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    eager = torch.compiler.set_stance("force_eager") if compiler_is_loaded() else contextlib.nullcontext()
+    try:
+        with eager:
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)

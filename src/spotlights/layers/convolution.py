@@ -1,83 +1,152 @@
-"""`nn.Conv1d`, `nn.Conv2d`, `nn.Conv3d`: one row for each position of the output, its key the patch under the kernel.
+"""`nn.Conv1d`, `Conv2d`, `Conv3d` and their transposes: one row for each position of the output; its key is a patch.
 
-Stride, dilation, groups, every kind of padding. Slots are kept as patches: `positions · (in_channels · kernel +
-out_channels)` numbers for each input (docs/layers.md).
+Stride, dilation, groups and every kind of padding. A memory stores `positions · (in_channels · kernel + out_channels)`
+numbers for each input (docs/layers.md). A transposed convolution is a convolution with the flipped kernel over its
+input, with zeros inserted between positions (stride − 1 of them); its keys are mostly zeros where the stride is large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from spotlights.layers.adapter import LayerAdapter, computes_as
+from spotlights.layers.adapter import Call, LayerAdapter, LinearMap, OneMapCall
 
 
 class ConvolutionAdapter(LayerAdapter):
     kind = "convolution"
-    looked_up = False  # patches are small and many: finding one again costs more than keeping it
-
-    def handles(self, module: nn.Module) -> bool:
-        return any(computes_as(module, kind) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    modules = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    looked_up = False  # patches are small and many: looking one up costs more than storing it
 
     def matrix(self, weight: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
         return weight.flatten(1)
 
-    def groups(self, module: nn.Module) -> int:
-        return _convolution(module).groups
+    def channel_groups(self, module: nn.Module) -> int:
+        return module.groups  # type: ignore[return-value]
 
     def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        channels = output.ndim - 1 - _dimensions(module)
+        channels = output.ndim - 1 - dimensions_of(module)
         return (*output.shape[:channels], *output.shape[channels + 1 :])
 
+    def axes(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> tuple[int, ...] | None:
+        return (0,) if inputs.ndim == 2 + dimensions_of(module) else ()
+
     def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
-        convolution, dimensions = _convolution(module), _dimensions(module)
-        # Twice for each dimension, the last one first, as F.pad wants it.
-        padding = convolution._reversed_padding_repeated_twice
-        mode = "constant" if convolution.padding_mode == "zeros" else convolution.padding_mode
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        padding = _padding(module)
         if any(padding):
-            inputs = F.pad(inputs, padding, mode=mode)
-        # Looking the numbers up takes a fraction of the time of copying them out of strided windows.
-        places = _places(
-            tuple(inputs.shape[-1 - dimensions :]),
-            tuple(convolution.kernel_size),
-            tuple(convolution.stride),
-            tuple(convolution.dilation),
-        )
-        flat = inputs.flatten(-1 - dimensions)
-        return flat.index_select(-1, places.flatten().to(flat.device)).unflatten(-1, places.shape)
+            inputs = F.pad(inputs, padding, "constant" if module.padding_mode == "zeros" else module.padding_mode)
+        return _patches(inputs, module.kernel_size, module.stride, module.dilation)
 
     def errors(self, module: nn.Module, gradient: Float[Tensor, "..."]) -> Float[Tensor, "*lead out_features"]:
-        return gradient.movedim(-1 - _dimensions(module), -1)
+        return gradient.movedim(-1 - dimensions_of(module), -1)
 
     def output(self, module: nn.Module, rows: Float[Tensor, "*lead out_features"]) -> Float[Tensor, "..."]:
-        return rows.movedim(-1, -1 - _dimensions(module))
+        return rows.movedim(-1, -1 - dimensions_of(module))
+
+
+class TransposedConvolutionAdapter(ConvolutionAdapter):
+    kind = "transposed-convolution"
+    modules = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    transposed = True
+
+    def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
+        groups = self.channel_groups(module)
+
+        def as_matrix(weight: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
+            # (groups · in, out, *kernel) → (groups · out, in · kernel)
+            return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        return {"": replace(super().maps(module)[""], as_matrix=as_matrix)}
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+        call = super().call(module, args, kwargs, output, before)
+        assert isinstance(call, OneMapCall)
+        inputs = self.inputs(module, args, kwargs)
+        # `output_size` of a call stands for an output_padding of its own.
+        padding = _transposed_padding(module, [0] * dimensions_of(module))
+        sizes = zip(
+            output.shape[-len(padding) :], _spread_sizes(module, inputs), _extents(module), padding, strict=True
+        )
+        extra = [out - (size + sum(sides) - extent) for out, size, extent, sides in sizes]
+        call.map_keys(partial(self._keys, module, extra))
+        return call
+
+    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
+        return self._keys(module, module.output_padding, inputs)  # type: ignore[arg-type]
+
+    def _keys(
+        self, module: nn.Module, extra: Sequence[int], inputs: Shaped[Tensor, "..."]
+    ) -> Float[Tensor, "*lead in_features"]:
+        assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        dimensions = dimensions_of(module)
+        spread = inputs.new_zeros(*inputs.shape[:-dimensions], *_spread_sizes(module, inputs))
+        spread[(..., *(slice(None, None, step) for step in module.stride))] = inputs
+        padded = F.pad(spread, [side for sides in reversed(_transposed_padding(module, extra)) for side in sides])
+        patches = _patches(padded, module.kernel_size, (1,) * dimensions, module.dilation)
+        return patches.unflatten(-1, (-1, *module.kernel_size)).flip([*range(-dimensions, 0)]).flatten(-1 - dimensions)
+
+
+def dimensions_of(module: nn.Module) -> int:
+    """The number of spatial dimensions."""
+    return len(module.kernel_size)  # type: ignore[arg-type]
+
+
+def _spread_sizes(module: Any, inputs: Shaped[Tensor, "..."]) -> list[int]:
+    """The input of a transposed convolution with zeros inserted."""
+    return [(n - 1) * step + 1 for n, step in zip(inputs.shape[-dimensions_of(module) :], module.stride, strict=True)]
+
+
+def _transposed_padding(module: Any, extra: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and after each dimension of the spread input; a negative number cuts some of the input off.
+
+    `extra` is the output padding: the layer's own, or the one that a call's `output_size` stands for.
+    """
+    before = [extent - padding for extent, padding in zip(_extents(module), module.padding, strict=True)]
+    return [(side, side + extra) for side, extra in zip(before, extra, strict=True)]
+
+
+def _extents(module: Any) -> list[int]:
+    """How far the last place of a kernel is from its first, in each dimension."""
+    return [spacing * (size - 1) for size, spacing in zip(module.kernel_size, module.dilation, strict=True)]
+
+
+def _padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> list[int]:
+    """How much is added before and after each dimension, the last dimension first, as `F.pad` takes it."""
+    if module.padding == "valid":
+        return []
+    if module.padding == "same":
+        return [side for extent in reversed(_extents(module)) for side in (extent // 2, extent - extent // 2)]
+    return [size for size in reversed(module.padding) for _ in range(2)]  # type: ignore[misc]
+
+
+def _patches(
+    inputs: Shaped[Tensor, "..."], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Shaped[Tensor, "*lead in_features"]:
+    """What is under the kernel at each position."""
+    # Looking the numbers up takes a fraction of the time of copying them from strided windows.
+    places = _patch_places(inputs.shape[-1 - len(kernel) :], tuple(kernel), tuple(stride), tuple(dilation))
+    flat = inputs.flatten(-1 - len(kernel))
+    return flat.index_select(-1, places.flatten().to(flat.device)).unflatten(-1, places.shape)
 
 
 @lru_cache(maxsize=32)
-@torch.inference_mode(False)  # what is kept from there could not be used where gradients are wanted
-def _places(
+@torch.inference_mode(False)  # a tensor that is created in inference mode cannot be used where gradients are needed
+def _patch_places(
     shape: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Int64[Tensor, "*positions in_features"]:
-    """Where in an input of that shape, channels first, the numbers of each patch are."""
+    """The indices of each patch's numbers in a flattened input of shape (channels, …)."""
     places = torch.arange(math.prod(shape)).view(shape)
-    for at, (size, step, apart) in enumerate(zip(kernel, stride, dilation, strict=True), start=1):
-        # A window over the whole reach of a dilated kernel, of which only every dilation-th place counts.
-        places = places.unfold(at, apart * (size - 1) + 1, step)[..., ::apart]
+    for dimension, (size, step, spacing) in enumerate(zip(kernel, stride, dilation, strict=True), start=1):
+        # A window over the whole extent of a dilated kernel, of which every dilation-th place counts.
+        places = places.unfold(dimension, spacing * (size - 1) + 1, step)[..., ::spacing]
     # (channels, *positions, *kernel) → (*positions, channels, *kernel)
     return places.movedim(0, len(kernel)).flatten(len(kernel))
-
-
-def _convolution(module: nn.Module) -> _ConvNd:
-    assert isinstance(module, _ConvNd)
-    return module
-
-
-def _dimensions(module: nn.Module) -> int:
-    return len(_convolution(module).kernel_size)

@@ -1,30 +1,44 @@
-"""`nn.Linear`, with any leading shape, with or without bias; and Hugging Face's `Conv1D`, a linear layer too."""
+"""`nn.Linear` with any leading shape, Hugging Face's `Conv1D`, which is a linear layer, and `nn.Bilinear`."""
 
 from __future__ import annotations
 
-from jaxtyping import Float, Shaped
+from typing import Any
+
+import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import LayerAdapter, computes_as
+from spotlights.layers.adapter import LayerAdapter
 
 
 class LinearAdapter(LayerAdapter):
     kind = "linear"
-
-    def handles(self, module: nn.Module) -> bool:
-        return computes_as(module, nn.Linear)
-
-    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
-        return inputs
+    modules = (nn.Linear,)
 
 
-class TransposedLinearAdapter(LinearAdapter):
+class TransposedLinearAdapter(LayerAdapter):
     """Hugging Face's `Conv1D`: `x @ weight + bias`."""
 
     kind = "transposed-linear"
     transposed = True
 
     def handles(self, module: nn.Module) -> bool:
-        # By name: a model that has such a layer brings its class along, and nobody else needs the package.
+        # By name, so that the package need not be installed.
         cls = type(module)
         return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"
+
+
+class BilinearAdapter(LayerAdapter):
+    """A linear map of all products of an entry of one input and an entry of the other."""
+
+    kind = "bilinear"
+    modules = (nn.Bilinear,)
+
+    def matrix(self, weight: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
+        return weight.flatten(1)
+
+    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shaped[Tensor, "..."]:
+        first, second = (*args, *(kwargs[name] for name in ("input1", "input2") if name in kwargs))
+        with torch.no_grad():
+            products = (first.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
+        return products.requires_grad_(first.requires_grad or second.requires_grad)

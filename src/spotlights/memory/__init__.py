@@ -1,5 +1,5 @@
-"""The memory: a directory that holds one training run in dual form.
+"""The memory: one training run in dual form, as files in a store.
 
-`writer` is the only one that writes it, `reader` maps it, `blocks` reads its slots, `selection` masks them; the bytes
-are described in docs/memory_format.md.
+`format` says what the bytes mean, `store` where they are. `writer` appends steps, `reader` maps the files, `blocks`
+gives a layer's slots, `selection` chooses among them. docs/memory_format.md describes the bytes.
 """

@@ -1,73 +1,118 @@
 """The reader: a memory's files as mapped tensors.
 
-Opening reads the manifest and the sizes of the files; bytes of slots are touched only by a scan. What is
-committed never changes, so a memory can be read while it is being recorded: the reader sees the steps
-that were committed when it opened.
+Opening reads the manifest and the sizes of the files; a scan reads the bytes of slots. What is committed never changes,
+so a memory can be read while it is being recorded: the reader sees the steps that were committed when it opened.
+
+Each process of a run (rank) writes a memory of its own slots, and all are read as one memory. Rank 0 writes to the
+memory's own names, rank 1 to names under `rank1/`, and so on. The processes do not talk to each other while they train.
+A step's gradient is explained by the slots of all ranks; `log` adds up the shares of the ranks.
+
+Readers derive the second moments of each layer's keys and keep them beside the memory, in `moments.safetensors`. The
+file says, by their checksums, which segments it covers. If the memory has grown since, a reader adds what is new; if
+segments were cut or replaced, the file does not count. It holds nothing that the segments do not hold, so a missing,
+foreign or damaged file is no error, and neither is a store that cannot be written to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spotlights.errors import UnknownNameError, UnsupportedError
-from spotlights.memory import slots as names
-from spotlights.memory.layer_reader import LayerReader
-from spotlights.memory.manifest import FILE, FileEntry, SegmentEntry
-from spotlights.memory.ranks import joined, rank_directory, read_ranks, recode
-from spotlights.memory.segment import Maps, Segment
-from spotlights.memory.step_log import StepLog, read_step_log
-from spotlights.memory.tensors import check_size, file_checksum, map_tensors
+from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
+from spotlights.memory.files import check_size, checksum_of, map_tensors, read_manifest, write_tensors
+from spotlights.memory.format import names
+from spotlights.memory.format.columns import MISSING_STRING
+from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
+from spotlights.memory.layer_reader import LayerReader, Maps, Segment
+from spotlights.memory.slots import compare
+from spotlights.memory.store import Store
 
 _TRIES = 5
+_SEGMENTS = "/segments"
+"""No layer can have this name: names of layers are never empty."""
+
+KeyMoments = Mapping[str, Float[Tensor, "keys_and_1 *keys_and_1"]]
+"""By layer: Σ [k; 1] [k; 1]ᵀ over the slots, or its diagonal, in float64. The last entry is their number."""
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """A layer's step log."""
+
+    factor: dict[str, Float[Tensor, "steps"]]
+    """γ of each trained parameter."""
+    residual: Float[Tensor, "steps"]
+    """The share of the gradient that the slots do not explain."""
+    moved: Float[Tensor, "steps"]
+    """1 if the weights were changed outside the optimizer before the step."""
+    rule: dict[str, Float[Tensor, "steps fields"]]
+    """The optimizer's settings for each trained parameter: the fields of the update rule."""
+    probed: dict[str, Float[Tensor, "steps entries"]]
+    """Entries of each trained parameter after the step (see `probed_entries`)."""
+
+
+def rank_store(store: Store, rank: int) -> Store:
+    """Where a process keeps its files."""
+    return store if rank == 0 else store.at(f"rank{rank}")
 
 
 class MemoryReader:
     """A memory's files."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._ranks = read_ranks(directory)
-        for _ in range(_TRIES if self._ranks[0].fold else 0):  # its files may be replaced while it is being opened
-            if all((directory / segment.file).exists() for segment in self._ranks[0].segments):
+    def __init__(self, store: Store, ranks: Sequence[Manifest] | None = None) -> None:
+        """`ranks`: the manifests of another reader, to see the memory as that one does; by default they are read."""
+        self.store = store
+        self.ranks = list(_read_ranks(store) if ranks is None else ranks)
+        """The manifest of each process of the run."""
+        for _ in range(_TRIES if self.ranks[0].fold else 0):  # its files may be replaced while it is being opened
+            if all(store.exists(segment.file) for segment in self.ranks[0].segments):
                 break
-            self._ranks = read_ranks(directory)
-        self.manifest = joined(self._ranks)
-        for path, entry in self._files():
-            check_size(path, entry.bytes)
+            self.ranks = _read_ranks(store)
+        self.manifest = _joined(self.ranks)
         maps = Maps()
-        self.segments = [
-            Segment(rank_directory(directory, rank), entry, own, maps, recode(own, self.manifest.columns))
-            for rank, own in enumerate(self._ranks)
+        stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
+        self.segments = maps.segments = [
+            Segment(of_rank, entry, own, maps, _recode(own, self.manifest.columns))
+            for of_rank, own in zip(stores, self.ranks, strict=True)
             for entry in own.segments
         ]
-        folded = self.manifest.fold is not None
+        sizes = {of_rank: of_rank.sizes() for of_rank in stores}
+        for of_rank, entry in self._files():
+            check_size(of_rank, entry, sizes[of_rank].get(entry.file))
         self.layers = {
-            name: LayerReader(name, entry, self.segments, folded=folded, column_kind=self.column_kind)
-            for name, entry in self.manifest.layers.items()
+            name: LayerReader(name, self.manifest, self.segments, self.column_kind) for name in self.manifest.layers
         }
         self._logs: dict[str, StepLog] = {}
         self.moments: dict[str, Tensor] = {}
-        """Of each layer's keys, once somebody has asked for them."""
+        """Of each layer's keys, once they have been computed or loaded."""
 
-    def _files(self) -> Iterator[tuple[Path, FileEntry | SegmentEntry]]:
-        for rank, own in enumerate(self._ranks):
-            for entry in (own.initial, *own.segments, own.final):
-                if entry is not None and (rank_directory(self.directory, rank) / FILE).exists():
-                    yield rank_directory(self.directory, rank) / entry.file, entry
+    def _files(self) -> Iterator[tuple[Store, FileEntry]]:
+        """The files that are read: of all processes but the first, segments alone."""
+        yield from ((self.store, entry) for entry in self.ranks[0].files)
+        yield from ((segment.store, segment.entry) for segment in self.segments if segment.manifest.rank)
+
+    @property
+    def address(self) -> str:
+        """Where the memory is, for messages."""
+        return str(self.store)
 
     @property
     def steps(self) -> int:
         """How many steps all processes of the run have written."""
-        return min(own.steps for own in self._ranks)
+        return min(own.steps for own in self.ranks)
 
     @property
     def starts(self) -> list[int]:
-        """The first steps of the segments that hold what the optimizer was told: those of the first process."""
-        return [entry.first_step for entry in self._ranks[0].segments]
+        """The first steps of the segments that hold the optimizer's settings: those of the first process."""
+        return [entry.first_step for entry in self.ranks[0].segments]
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +121,7 @@ class MemoryReader:
     def layer(self, name: str) -> LayerReader:
         if name not in self.layers:
             known = ", ".join(self.layers)
-            raise UnknownNameError(f'No layer "{name}" in {self.directory}. It has: {known}.')
+            raise UnknownNameError(f'No layer "{name}" in {self.address}. It has: {known}.')
         return self.layers[name]
 
     def column_kind(self, name: str) -> str:
@@ -84,15 +129,15 @@ class MemoryReader:
             self.need_visits("a step of its own for each visit", 'Ask by "first_step" or "last_step"')
         if name not in self.manifest.columns:
             known = ", ".join(self.manifest.columns) or "none"
-            raise UnknownNameError(f'No column "{name}" in {self.directory}. It has: {known}.')
+            raise UnknownNameError(f'No column "{name}" in {self.address}. It has: {known}.')
         return self.manifest.columns[name].kind
 
     def need_visits(self, what: str, instead: str) -> None:
-        """Refuses a question that only a memory with all visits can answer; `instead` says what to do here."""
+        """Refuses a question that only a memory with all visits can answer; `instead` says what to do."""
         fold = self.manifest.fold
         if fold is not None:
             raise UnsupportedError(
-                f"{self.directory} is folded: it has the sum of each example's keys over {fold.span}, not {what}. "
+                f"{self.address} is folded: it has the sum of each example's keys over {fold.span}, not {what}. "
                 f"{instead}, or record without fold=."
             )
 
@@ -101,49 +146,176 @@ class MemoryReader:
         sample = self.manifest.sample
         if sample is not None:
             raise UnsupportedError(
-                f"{self.directory} is a sample: it has {sample}. {what} all of them. {instead}, or record without "
+                f"{self.address} is a sample: it has {sample}. {what} all of them. {instead}, or record without "
                 "sample=."
             )
 
     @cached_property
-    def initial(self) -> dict[str, Tensor]:
-        return map_tensors(self.directory / self.manifest.initial.file, self.manifest.initial.bytes)
+    def initial(self) -> Mapping[str, Tensor]:
+        return map_tensors(self.store, self.manifest.initial)
 
     @cached_property
-    def final(self) -> dict[str, Tensor] | None:
-        entry = self.manifest.final
-        return None if entry is None else map_tensors(self.directory / entry.file, entry.bytes)
+    def final(self) -> Mapping[str, Tensor] | None:
+        return None if self.manifest.final is None else map_tensors(self.store, self.manifest.final)
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
-        """Before which steps the optimizer's state is kept, and what of it; "weights" is the parameter itself."""
+        """Before which steps the optimizer's state is stored, and its names; "weights" is the parameter itself."""
         start, prefix = f"{layer}/{parameter}/", names.state_tensor(layer, parameter, "")
-        found = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
+        states = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
         for segment in self.segments:
-            kept = {name.removeprefix(prefix) for name in segment.layout if name.startswith(prefix)}
-            if kept:
-                found[segment.entry.first_step] = kept
-        return found
+            stored = {name.removeprefix(prefix) for name in segment.layout if name.startswith(prefix)}
+            if stored:
+                states[segment.entry.first_step] = stored
+        return states
 
     def state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
         """One tensor of such a checkpoint."""
         if step == 0:
             return self.initial[f"{layer}/{parameter}" + ("" if state == "weights" else f"/{state}")]
         segment = next(s for s in self.segments if s.entry.first_step == step)
-        return segment.held(names.state_tensor(layer, parameter, state))
+        return segment.required(names.state_tensor(layer, parameter, state))
 
     def log(self, layer: str) -> StepLog:
+        """The log of the steps that all processes of the run have written."""
         if layer not in self._logs:
-            self._logs[layer] = read_step_log(layer, self.segments, self.manifest, self.steps)
+            self._logs[layer] = self._read_log(layer)
         return self._logs[layer]
 
+    def _read_log(self, layer: str) -> StepLog:
+        entry, manifest = self.manifest.layers[layer], self.manifest
+
+        def read(*what: str, shape: tuple[int, ...] = (), rank: int = 0) -> Tensor:
+            if not self.steps:
+                return torch.empty(0, *shape, dtype=torch.float64)
+            name = names.log_tensor(layer, *what)
+            return torch.cat([s.required(name) for s in self.segments if s.manifest.rank == rank])[: self.steps]
+
+        residual, moved = read(names.PROBE, shape=(2,)).unbind(1)
+        if manifest.ranks == 1:
+            factor = {p: read(p, names.FACTOR) for p in entry.trained}
+        else:
+            seen = {p: read(p, names.GRADIENT, shape=(0,)).numpy() for p in entry.trained}
+            explained = {}
+            for p in entry.trained:
+                of_ranks = [read(p, names.EXPLAINED, shape=(0,), rank=rank) for rank in range(manifest.ranks)]
+                explained[p] = torch.stack(of_ranks).sum(dim=0).numpy()
+            factors, share = compare(self.steps, seen, explained, entry.rounding)
+            factor, residual = {p: torch.from_numpy(f) for p, f in factors.items()}, torch.from_numpy(share)
+        ruled = entry.trained if manifest.rule is not None else []
+        return StepLog(
+            factor,
+            residual,
+            moved,
+            rule={p: read(p, names.RULE, shape=(len(manifest.log_fields),)) for p in ruled},
+            probed={p: read(p, names.PROBED, shape=(0,)) for p in entry.trained},
+        )
+
+    @cached_property
+    def statistics(self) -> dict[str, Tensor]:
+        """Running statistics of normalisations by name: a row before the first step, and one after every step."""
+        made = {}
+        for name in (n.removeprefix(names.STATISTICS) for n in self.initial if n.startswith(names.STATISTICS)):
+            logged = [s.tensor(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
+            rows = [each for each in logged if each is not None]
+            if len(rows) == len(logged):  # a memory that an older version began has none of its first steps
+                made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
+        return made
+
     def damaged(self) -> list[str]:
-        """Reads every file and compares it with its checksum; returns what is wrong, in sentences."""
-        found = []
-        for path, entry in self._files():
-            checksum = file_checksum(path)
+        """Reads every file and compares it with its checksum; returns a sentence for each file that has changed."""
+        sentences = []
+        for store, entry in self._files():
+            checksum = checksum_of(store, entry.file)
             if checksum != entry.checksum:
-                found.append(
-                    f"{path} has checksum {checksum}, memory.json says "
+                sentences.append(
+                    f"{store.describe(entry.file)} has checksum {checksum}, memory.json says "
                     f"{entry.checksum}: its content has changed since it was written."
                 )
-        return found
+        return sentences
+
+
+def _read_ranks(store: Store) -> list[Manifest]:
+    """The manifest of each rank; a rank that has not written anything yet has no segments and no initial weights."""
+    first = read_manifest(store)[0]
+    manifests = [first]
+    for rank in range(1, first.ranks):
+        own = rank_store(store, rank)
+        if not own.exists(names.MANIFEST):
+            manifests.append(dataclasses.replace(first, rank=rank, segments=[], columns={}))
+            continue
+        manifests.append(read_manifest(own)[0])
+        if (manifests[-1].run, set(manifests[-1].layers)) != (first.run, set(first.layers)):
+            raise MemoryFormatError(f"{own} is not of the same run as {store}.")
+    return manifests
+
+
+def _joined(manifests: Sequence[Manifest]) -> Manifest:
+    """One manifest for all ranks: the segments of rank 0, then those of rank 1, and so on."""
+    first = manifests[0]
+    if len(manifests) == 1:
+        return first
+    layers = {}
+    for name, entry in first.layers.items():
+        with_slots = [m.layers[name] for m in manifests if any(s.slots[name] for s in m.segments)]
+        if len({own.indexed for own in with_slots}) > 1:
+            raise MemoryFormatError(f'The processes of this memory store the keys of layer "{name}" differently.')
+        layers[name] = with_slots[0] if with_slots else entry
+    return dataclasses.replace(
+        first,
+        layers=layers,
+        columns=_columns(manifests),
+        segments=[segment for manifest in manifests for segment in manifest.segments],
+        status=next((m.status for m in manifests if m.status != "closed"), "closed"),
+    )
+
+
+def _columns(manifests: Sequence[Manifest]) -> dict[str, ColumnEntry]:
+    columns: dict[str, ColumnEntry] = {}
+    for manifest in manifests:
+        for name, entry in manifest.columns.items():
+            column = columns.setdefault(name, ColumnEntry(entry.kind))
+            if column.kind != entry.kind:
+                raise MemoryFormatError(
+                    f'The column "{name}" holds {column.kind} values in one process of the run and {entry.kind} values '
+                    "in another. Give every process the same type."
+                )
+            column.strings.extend(text for text in entry.strings if text not in column.strings)
+    return columns
+
+
+def _recode(manifest: Manifest, columns: dict[str, ColumnEntry]) -> dict[str, Tensor]:
+    """A rank numbers the strings of a column in the order of their coming; here are their numbers in `columns`."""
+    numbers = {}
+    for name, entry in manifest.columns.items():
+        strings = columns[name].strings
+        if entry.strings != strings[: len(entry.strings)]:
+            numbers[name] = torch.tensor([*(strings.index(text) for text in entry.strings), MISSING_STRING])
+    return numbers
+
+
+def load_moments(store: Store, manifest: Manifest) -> tuple[KeyMoments, int]:
+    """The stored moments, and how many of the memory's segments they cover: none if the file does not fit."""
+    try:
+        tensors = dict(map_tensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
+    except (OSError, MemoryFormatError):
+        return {}, 0
+    covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).tolist()
+    kinds = {name: (entry.moments_shape, torch.float64) for name, entry in manifest.layers.items()}
+    fits = all((tuple(moment.shape), moment.dtype) == kinds.get(name) for name, moment in tensors.items())
+    # In a run of several processes, new segments are not of later steps alone.
+    whole = manifest.ranks == 1 or len(covered) == len(manifest.segments)
+    if not (fits and whole and covered and covered == _checksums(manifest.segments)[: len(covered)].tolist()):
+        return {}, 0
+    return {name: moment.clone() for name, moment in tensors.items()}, len(covered)
+
+
+def save_moments(store: Store, manifest: Manifest, moments: KeyMoments) -> None:
+    """Stores the moments of all segments of the manifest; does nothing if the store cannot be written to."""
+    tensors = {name: [moment.numpy()] for name, moment in moments.items()}
+    tensors[_SEGMENTS] = [_checksums(manifest.segments)]
+    with contextlib.suppress(OSError):
+        write_tensors(store, names.MOMENTS, tensors)
+
+
+def _checksums(segments: Sequence[SegmentEntry]) -> Int64[np.ndarray, "segments"]:
+    return np.array([int(segment.checksum, 16) for segment in segments], np.uint64).view(np.int64)

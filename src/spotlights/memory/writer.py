@@ -1,136 +1,149 @@
-"""The writer: the only part of Spotlights that changes a memory.
+"""The writer: appends the steps of a run to a memory.
 
-Steps are collected until they make a segment, which a background thread writes, syncs, renames into its
-place and then enters in the manifest. At most two segments wait for the thread; after that `add` waits
-too, so that a slow disk slows training instead of filling the memory of the machine. What the thread computes it
-computes by itself: torch would give it a pool of threads of its own, which fights with the one that trains
-(measured: twice the time per step).
+Only the writer changes the manifest and the files that the manifest lists. (Readers may add derived files beside them:
+`memory/reader.py`.) Steps are collected until they fill a segment. A background thread writes the segment and then
+commits a manifest that lists it. At most two segments wait for the thread; after that `add` waits too, so that a slow
+disk slows training down instead of filling main memory. The thread computes without torch's thread pool, which would
+compete with the training thread's (measured: twice the time per step).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import operator
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
-from spotlights.memory import slots as names
-from spotlights.memory.columns import ColumnTable, missing
-from spotlights.memory.directory import FINAL, INITIAL, delete_unlisted, take_empty, take_lock
-from spotlights.memory.gradient_block import blocks_of, compare
-from spotlights.memory.key_index import KeyIndex
-from spotlights.memory.manifest import (
-    FileEntry,
-    LayerEntry,
-    Manifest,
-    SegmentEntry,
-    read_manifest,
-    write_manifest,
+from spotlights.errors import ResumeError
+from spotlights.memory.buffers import BufferPool, joined
+from spotlights.memory.files import Committed, claim, map_tensors, read_manifest, write_tensors
+from spotlights.memory.format import names
+from spotlights.memory.format.columns import ColumnTable, missing
+from spotlights.memory.format.manifest import LayerEntry, Manifest, SegmentEntry
+from spotlights.memory.slots import (
+    MOVED_CAUSES,
+    NOT_EXPLAINED,
+    LayerStep,
+    Rows,
+    StepRecord,
+    blocks_of,
+    compare,
+    is_rounding,
+    likely_cause,
+    plain,
+    unexplained_steps,
 )
-from spotlights.memory.segment_writer import cut_segment, write_segment
-from spotlights.memory.slots import LayerStep, StepRecord, plain
-from spotlights.memory.storage import BufferPool, joined
-from spotlights.memory.tensors import map_tensors, write_tensors
+from spotlights.memory.store import Store
+from spotlights.optimizers import WEIGHTS
+from spotlights.sparse_rows import SparseRows
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 60.0
-_WAITING_SEGMENTS = 2
 _SLOTS_PER_CHECKPOINT = 4
-"""So many times a checkpoint's bytes are written before the next one is."""
+"""A checkpoint is written once this many times its bytes have been written as slots."""
+_SLOTS_PER_WHOLE_CHECKPOINT = 12
+"""The same for a checkpoint that has the weights, too."""
+_GIVE_UP_ROWS = 1 << 20
+"""Keys that hardly ever repeat among so many are no longer looked for."""
 
 
 class MemoryWriter:
     """Appends steps to one memory."""
 
-    def __init__(
-        self,
-        directory: Path,
-        manifest: Manifest,
-        columns: ColumnTable,
-        *,
-        pool: BufferPool,
-        segment_bytes: int,
-        lock: int | None,
-    ) -> None:
-        self.directory = directory
-        self._manifest = manifest
-        self._columns = columns
+    waiting: ClassVar[int] = 2
+    """How many segments may wait for the background thread."""
+
+    def __init__(self, memory: Committed, columns: ColumnTable, *, pool: BufferPool, segment_bytes: int) -> None:
+        self._memory = memory
+        self.columns = columns
         self._pool = pool
         self._segment_bytes = segment_bytes
-        self._lock = lock
+        manifest = memory.manifest
         self._indexes = {name: KeyIndex() for name, e in manifest.layers.items() if e.indexed}
         self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
         self._bytes = 0
-        self._bytes_since_checkpoint = 0
+        self._bytes_since_checkpoint = self._bytes_since_whole_checkpoint = 0
         self._since = time.monotonic()
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING_SEGMENTS)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(self.waiting)
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
+        self.gap: str | None = None
+        """The first step whose slots do not account for the weights, in a sentence."""
+        self.order: Sequence[str] = ()
+        """The layers as they were executed in the first step. The manifest has them in this order: the last answers."""
 
     # -- opening -------------------------------------------------------------------------------
 
     @classmethod
     def create(
         cls,
-        directory: Path,
+        store: Store,
         manifest_without_initial: dict[str, object],
         initial: Mapping[str, Tensor],
-        columns: ColumnTable,
         *,
         pool: BufferPool,
         overwrite: bool,
         segment_bytes: int,
     ) -> MemoryWriter:
         """Starts a new memory; `initial` is written before anything else."""
-        lock = take_empty(directory, overwrite=overwrite)
-        entry = _write_file(directory / INITIAL, initial)
-        manifest = Manifest(initial=entry, **manifest_without_initial)  # type: ignore[arg-type]
-        write_manifest(directory, manifest)
-        return cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
-
-    @classmethod
-    def resume(cls, directory: Path, steps: int, *, pool: BufferPool, segment_bytes: int) -> MemoryWriter:
-        """Goes on with a memory after its first `steps` steps; later ones are dropped."""
-        lock = take_lock(directory)
-        manifest = read_manifest(directory)
-        kept: list[SegmentEntry] = []
-        for segment in manifest.segments:
-            if segment.end_step <= steps:
-                kept.append(segment)
-            elif segment.first_step < steps:
-                kept.append(cut_segment(directory, manifest, segment, steps))
-        manifest = dataclasses.replace(manifest, segments=kept, final=None, status="recording")
-        write_manifest(directory, manifest)
-        delete_unlisted(directory, kept)
-        (directory / FINAL).unlink(missing_ok=True)
-        columns = ColumnTable(manifest.columns)
-        writer = cls(directory, manifest, columns, pool=pool, segment_bytes=segment_bytes, lock=lock)
-        for name, index in writer._indexes.items():
-            for segment in kept:
-                mapped = map_tensors(directory / segment.file, segment.bytes)
-                keys = mapped.get(names.layer_tensor(name, names.KEYS))
-                scale = mapped.get(names.layer_tensor(name, names.KEY_SCALE))
-                if keys is not None:
-                    index.add(keys.numpy(), None if scale is None else scale.numpy())
+        with contextlib.ExitStack() as after_errors:
+            release = claim(store, overwrite=overwrite)
+            after_errors.callback(release)
+            try:
+                entry = write_tensors(store, names.INITIAL, _arrays_of(initial), new=True)
+            except FileExistsError:
+                raise ResumeError(f"{store} is being recorded by another process. Record to another path.") from None
+            empty = {"columns": {}, "segments": [], "initial": entry, "final": None}
+            manifest = Manifest(**empty, **manifest_without_initial)  # type: ignore[arg-type]
+            memory = Committed(store, manifest, None, release)
+            memory.replace()
+            writer = cls(memory, ColumnTable(), pool=pool, segment_bytes=segment_bytes)
+            after_errors.pop_all()
         return writer
 
-    @property
-    def columns(self) -> ColumnTable:
-        return self._columns
+    @classmethod
+    def resume(cls, store: Store, steps: int, *, pool: BufferPool, segment_bytes: int) -> MemoryWriter:
+        """Continues a memory after its first `steps` steps; later ones are dropped."""
+        with contextlib.ExitStack() as after_errors:
+            release = store.lock()
+            after_errors.callback(release)
+            memory = Committed(store, *read_manifest(store), release)
+            memory.replace(**cls._as_of(memory, steps), final=None, status="recording")
+            memory.delete_unlisted()
+            writer = cls(memory, ColumnTable(memory.manifest.columns), pool=pool, segment_bytes=segment_bytes)
+            for segment in memory.manifest.segments:
+                writer._load(segment, map_tensors(store, segment))
+            after_errors.pop_all()
+        return writer
+
+    @classmethod
+    def _as_of(cls, memory: Committed, steps: int) -> dict[str, object]:
+        """What the manifest of the first `steps` steps says differently."""
+        kept = [segment for segment in memory.manifest.segments if segment.first_step < steps]
+        return {"segments": [s if s.end_step <= steps else memory.cut_segment(s, steps) for s in kept]}
+
+    def _load(self, segment: SegmentEntry, tensors: Mapping[str, Tensor]) -> None:
+        """Takes up what an earlier segment holds: here, the keys that may come again."""
+        for layer, index in self._indexes.items():
+            keys = tensors.get(names.layer_tensor(layer, names.KEYS))
+            scale = tensors.get(names.layer_tensor(layer, names.KEY_SCALE))
+            if keys is not None:
+                index.add(keys.numpy(), None if scale is None else scale.numpy())
 
     @property
     def manifest(self) -> Manifest:
-        return self._manifest
+        return self._memory.manifest
 
     # -- checkpoints of the optimizer's state ---------------------------------------------------
 
@@ -139,9 +152,20 @@ class MemoryWriter:
         """Whether the next step is the first one of a segment: only such a step can bring a checkpoint."""
         return not self._steps
 
-    def wants(self, nbytes: int) -> bool:
-        """Whether a checkpoint of that size is due: they shall add at most a quarter to what is written."""
+    def wants(self, nbytes: int, *, whole: bool = False) -> bool:
+        """Whether a checkpoint of that size is due: checkpoints add at most a quarter to what is written.
+
+        `whole`: a checkpoint of the weights, too, from which all later weights can be rebuilt; at most a twelfth.
+        """
+        if whole:
+            return 0 < nbytes * _SLOTS_PER_WHOLE_CHECKPOINT <= self._bytes_since_whole_checkpoint
         return 0 < nbytes * _SLOTS_PER_CHECKPOINT <= self._bytes_since_checkpoint
+
+    def replace_initial(self, initial: Mapping[str, Tensor]) -> None:
+        """Replaces what the memory starts from; nothing has been added yet."""
+        assert not self._steps
+        assert not self.manifest.segments
+        self._memory.replace(initial=write_tensors(self._memory.store, names.INITIAL, _arrays_of(initial)))
 
     # -- adding --------------------------------------------------------------------------------
 
@@ -150,6 +174,8 @@ class MemoryWriter:
         self._steps.append(record)
         self._bytes += record.nbytes
         self._bytes_since_checkpoint = record.nbytes + (0 if record.state else self._bytes_since_checkpoint)
+        whole = any(name.endswith(f"/{WEIGHTS}") for name in record.state)
+        self._bytes_since_whole_checkpoint = record.nbytes + (0 if whole else self._bytes_since_whole_checkpoint)
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         if self._bytes >= self._segment_bytes or old:
             self._hand_over()
@@ -167,29 +193,25 @@ class MemoryWriter:
         self._hand_over()
         self._queue.join()
 
-    def close(self, final: Mapping[str, Tensor] | None, status: str = "closed", *, interrupted: bool = False) -> None:
+    def close(self, final: Mapping[str, Tensor] | None, *, interrupted: bool = False) -> None:
         """Writes what is left and, if nothing failed, the final weights.
 
-        `interrupted`: an exception ended the run, which may go on from a checkpoint: a folded memory keeps what
-        that needs.
+        `interrupted`: an exception ended the run, which may go on from a checkpoint: a folded memory keeps the snapshot
+        that belongs to the checkpoint.
         """
         self._hand_over()
         self._queue.put(None)
         assert self._thread is not None
         self._thread.join()
-        if self.failure is None and final is not None:
-            try:
-                entry = _write_file(self.directory / FINAL, final)
-                self._replace(final=entry, status=status)
-            except OSError as error:
-                self.failure = error
-        elif self.failure is not None:
-            # The disk that failed may fail again; the committed segments stay readable all the same.
-            with contextlib.suppress(OSError):
-                self._replace(status=f"stopped: {self.failure}")
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        try:
+            if self.failure is not None:
+                self._memory.replace(status=f"stopped: {self.failure}")
+            elif final is not None:
+                entry = self._memory.write_new(names.FINAL, _arrays_of(final))
+                self._memory.replace(final=entry, status="closed")
+        except (OSError, ResumeError) as error:  # the committed segments stay readable all the same
+            self.failure = self.failure or error
+        self._memory.release()
 
     # -- the background thread ---------------------------------------------------------------
 
@@ -207,92 +229,95 @@ class MemoryWriter:
     def _commit(self, steps: list[StepRecord]) -> None:
         tensors: dict[str, list[np.ndarray]] = {names.STEPS: [np.array([record.step for record in steps])]}
         tensors |= {name: [state.numpy()] for name, state in steps[0].state.items()}
-        slots, keys = {}, {}
-        for layer in self._manifest.layers:
-            slots[layer], keys[layer] = self._gather(layer, steps, tensors)
-        written = range(steps[0].step, steps[-1].step + 1)
-        entry = write_segment(self.directory, tensors, rank=self._manifest.rank, steps=written, slots=slots, keys=keys)
-        layers = {
-            name: dataclasses.replace(layer, indexed=name in self._indexes)
-            for name, layer in self._manifest.layers.items()
-        }
-        self._replace(
-            segments=[*self._manifest.segments, entry],
-            columns=self._columns.entries(),
-            layers=layers,
-        )
-        if self._manifest.sample is None:  # rows of a sample have shapes of their own, which do not come again
+        for name in steps[0].statistics:
+            rows = [record.statistics[name] for record in steps]
+            tensors[names.LOG + names.STATISTICS + name] = [np.stack(rows)]
+        layers, slots = {}, {}
+        known = self.manifest.layers
+        for layer, entry in {name: known[name] for name in (*self.order, *known)}.items():
+            layers[layer] = self._gather(layer, entry, steps, tensors)
+            slots[layer] = sum(len(rows) for record in steps for rows in record.layers[layer].rows)
+        segment = self._memory.write_segment(tensors, range(steps[0].step, steps[-1].step + 1), slots)
+        self._memory.replace(segments=[*self.manifest.segments, segment], columns=self.columns.entries(), layers=layers)
+        if self.manifest.sample is None:  # rows of a sample have shapes of their own, which do not come again
             for record in steps:
                 for layer in record.layers.values():
                     for rows in layer.rows:
                         rows.give_back(self._pool)
 
-    def _replace(self, **changes: object) -> None:
-        manifest = dataclasses.replace(self._manifest, **changes)  # type: ignore[arg-type]
-        write_manifest(self.directory, manifest)
-        self._manifest = manifest
-
-    def _gather(self, layer: str, steps: list[StepRecord], tensors: dict[str, list[np.ndarray]]) -> tuple[int, int]:
-        """Adds one layer's tensors; returns its numbers of slots and of keys."""
-        entry = self._manifest.layers[layer]
-        rows = [rows for record in steps for rows in record.layers[layer].rows]
-        coarse = {str(part.computed).removeprefix("torch.") for part in rows if part.computed is not None}
+    def _gather(
+        self, layer: str, entry: LayerEntry, steps: list[StepRecord], tensors: dict[str, list[np.ndarray]]
+    ) -> LayerEntry:
+        """Adds one layer's tensors; returns what the manifest is to say of the layer."""
+        log = [record.layers[layer] for record in steps]
+        rows = [rows for step in log for rows in step.rows]
+        coarse = {str(some.computed).removeprefix("torch.") for some in rows if some.computed is not None}
         if coarse and not entry.computed:
             entry = dataclasses.replace(entry, computed=max(coarse))
-            self._manifest = dataclasses.replace(self._manifest, layers={**self._manifest.layers, layer: entry})
-        parts: dict[str, list[np.ndarray]] = {}
         if rows and layer in self._undecided:
             self._undecided.remove(layer)
             if rows[0].may_repeat:
                 self._indexes[layer] = KeyIndex()
-        keys, scales = _arrays(part.keys for part in rows), _together(part.key_scale for part in rows)
+        stored = _sparse(names.KEYS, rows, entry) | _sparse(names.ERRORS, rows, entry)
+        keys, scales = _arrays(some.keys for some in rows), _concatenated(some.key_scale for some in rows)
         if layer in self._indexes:
-            keys, scales, parts[names.INDEX] = self._indexes[layer].distinct(keys, scales)
-        parts[names.KEYS], parts[names.KEY_SCALE] = keys, scales
-        parts[names.ERRORS] = _arrays(part.errors for part in rows)
-        parts[names.ERROR_SCALE] = _together(part.error_scale for part in rows)
-        for name, blocks in parts.items():
-            if blocks:
-                tensors[names.layer_tensor(layer, name)] = blocks
-        named = {name for part in rows for name in part.columns}
-        if "position" in named:
-            self._columns.declare("position", "int")
-        for column in sorted(named):
-            kind = self._columns.kind(column)
-            given = (part.columns.get(column) for part in rows)
+            keys, scales, stored[names.INDEX] = self._indexes[layer].distinct(keys, scales)
+        stored[names.KEYS], stored[names.KEY_SCALE] = keys, scales
+        stored[names.ERRORS] = _arrays(some.errors for some in rows)
+        stored[names.ERROR_SCALE] = _concatenated(some.error_scale for some in rows)
+        tensors |= {names.layer_tensor(layer, what): blocks for what, blocks in stored.items() if blocks}
+        given = {column for some in rows for column in some.columns}
+        if "position" in given:
+            self.columns.declare("position", "int")
+        for column in sorted(given):
+            kind = self.columns.kind(column)
             blocks = [
-                missing(kind, len(part)).numpy() if found is None else found
-                for part, found in zip(rows, given, strict=True)
+                some.columns[column] if column in some.columns else missing(kind, len(some)).numpy() for some in rows
             ]
             tensors[names.column_tensor(layer, column)] = [np.concatenate(blocks)]
         if rows:
-            counts = [sum(map(len, record.layers[layer].rows)) for record in steps]
+            counts = [sum(map(len, step.rows)) for step in log]
             tensors[names.column_tensor(layer, "step")] = [np.repeat([record.step for record in steps], counts)]
-        log = [record.layers[layer] for record in steps]
-        tensors |= {name: [found] for name, found in self._probed(layer, entry, log).items()}
-        for parameter in entry.trained:
-            if self._manifest.rule is not None:
-                tensors[names.rule_tensor(layer, parameter)] = [np.array([s.rule[parameter] for s in log])]
-            tensors[names.sample_tensor(layer, parameter)] = [np.stack([s.samples[parameter] for s in log])]
-        count = sum(len(part) for part in rows)
-        return count, sum(len(block) for block in parts.get(names.KEYS, []))
+        tensors |= {name: [values] for name, values in self._compared(layer, entry, log, steps[0].step).items()}
+        for name in entry.trained:
+            if self.manifest.rule is not None:
+                tensors[names.log_tensor(layer, name, names.RULE)] = [np.array([step.rule[name] for step in log])]
+            tensors[names.log_tensor(layer, name, names.PROBED)] = [np.stack([step.probed[name] for step in log])]
+        return dataclasses.replace(entry, indexed=layer in self._indexes)
 
-    def _probed(self, layer: str, entry: LayerEntry, log: list[LayerStep]) -> dict[str, np.ndarray]:
+    def _compared(self, layer: str, entry: LayerEntry, log: list[LayerStep], first_step: int) -> dict[str, np.ndarray]:
         """How the steps' slots relate to the gradients that the optimizer saw."""
         seen, explained = blocks_of(log, entry)
-        if self._manifest.ranks == 1:
+        if self.manifest.ranks == 1:
             factors, share = compare(len(log), seen, explained, entry.rounding)
-            found = {names.factor_tensor(layer, parameter): factor for parameter, factor in factors.items()}
-        else:  # that follows from the slots of all processes
+            per_parameter = {names.FACTOR: factors}
+            for bad in unexplained_steps(torch.from_numpy(share), entry):
+                rest = {p: seen[p][bad] - factors[p][bad] * explained[p][bad] for p in log[bad].gradients}
+                share[bad] = 0.0 if is_rounding(log[bad], entry, rest) else share[bad]
+            if self.gap is None and (bad := _first_gap(log, share, entry)) is not None:
+                what = f"{' and '.join(names.moved_steps([log[bad].moved]))}. Likely {MOVED_CAUSES}"
+                if not log[bad].moved:
+                    both = (np.concatenate([of[name][bad] for name in entry.trained]) for of in (seen, explained))
+                    what = f"{NOT_EXPLAINED} ({share[bad]:.0%} of the gradient). Likely {likely_cause(*both)}"
+                self.gap = f'At step {first_step + bad} layer "{layer}" has {what}'
+        else:  # the reader compares the gradients with the slots of all processes
             share = np.full(len(log), np.nan)
-            found = {names.explained_tensor(layer, parameter): rows for parameter, rows in explained.items()}
-            if self._manifest.rank == 0:
-                found |= {names.gradient_tensor(layer, parameter): rows for parameter, rows in seen.items()}
-        return {names.probe_tensor(layer): np.stack([share, [float(s.moved) for s in log]], axis=1), **found}
+            per_parameter = {names.EXPLAINED: explained} | ({names.GRADIENT: seen} if self.manifest.rank == 0 else {})
+        tensors = {names.log_tensor(layer, names.PROBE): np.stack([share, [float(s.moved) for s in log]], axis=1)}
+        for what, values in per_parameter.items():
+            tensors |= {names.log_tensor(layer, parameter, what): rows for parameter, rows in values.items()}
+        return tensors
+
+
+def _first_gap(log: Sequence[LayerStep], share: np.ndarray, entry: LayerEntry) -> int | None:
+    """The first step that the slots do not account for; steps without any slots are reported elsewhere."""
+    unexplained = set(unexplained_steps(torch.from_numpy(share), entry))
+    gaps = (number for number, step in enumerate(log) if step.moved or (number in unexplained and step.rows))
+    return next(gaps, None)
 
 
 def _compute_alone() -> None:
-    """From now on, what the calling thread asks torch for is computed in it; what others ask for, as before."""
+    """From now on, torch computes what the calling thread asks for in that thread; other threads are not affected."""
     everyone = torch.get_num_threads()
     torch.set_num_threads(1)  # for this thread, and for those that start later, unless another one takes it back
     another = threading.Thread(target=torch.set_num_threads, args=(everyone,))
@@ -300,16 +325,77 @@ def _compute_alone() -> None:
     another.join()
 
 
-def _arrays(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
-    return [block.numpy() for block in joined(tensor for tensor in tensors if tensor is not None)]
+def _arrays(tensors: Iterable[Tensor | SparseRows | None]) -> list[np.ndarray]:
+    return [block.numpy() for block in joined(tensor for tensor in tensors if isinstance(tensor, Tensor))]
 
 
-def _together(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
-    """Small ones, as one array; none if there are none."""
-    found = [tensor.numpy() for tensor in tensors if tensor is not None]
-    return [np.concatenate(found)] if found else []
+def _sparse(what: str, rows: list[Rows], entry: LayerEntry) -> dict[str, list[np.ndarray]]:
+    """The tokens of keys or errors, as wide as the largest bag among them; their amounts where some are not 1."""
+    given = [some.keys if what == names.KEYS else some.errors for some in rows]
+    if what not in entry.tokens or not given:
+        return {}
+    width = max((some.places.shape[1] for some in given if isinstance(some, SparseRows)), default=1)
+    tokens = np.full((sum(map(len, rows)), width), names.IN_FULL)
+    amounts = np.zeros(tokens.shape, np.float64 if entry.storage == "float64" else np.float32)
+    end = 0
+    for some, call in zip(given, rows, strict=True):
+        start, end = end, end + len(call)
+        if isinstance(some, SparseRows):
+            entries = some.places.shape[1]
+            tokens[start:end], tokens[start:end, :entries] = 0, some.places.numpy()
+            amounts[start:end, :entries] = some.amounts.numpy()
+    stored = {names.TOKENS[what]: [tokens]}
+    plain = width == 1 and (amounts[tokens != names.IN_FULL] == 1.0).all()
+    return stored if plain else {**stored, names.AMOUNTS[what]: [amounts]}
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    size, checksum = write_tensors(path, {name: [plain(tensor).numpy()] for name, tensor in tensors.items()})
-    return FileEntry(path.name, size, checksum)
+def _concatenated(tensors: Iterable[Tensor | None]) -> list[np.ndarray]:
+    """Small tensors, as one array; no array if there are none."""
+    arrays = [tensor.numpy() for tensor in tensors if tensor is not None]
+    return [np.concatenate(arrays)] if arrays else []
+
+
+def _arrays_of(parameters: Mapping[str, Tensor]) -> dict[str, list[np.ndarray]]:
+    return {name: [plain(tensor).numpy()] for name, tensor in parameters.items()}
+
+
+class KeyIndex:
+    """Numbers the distinct keys of a layer, by a 128-bit hash of their stored bytes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] | None = {}
+        """By hash; None if too few keys repeat."""
+        self._count = 0
+        self._seen = 0
+
+    def distinct(
+        self, keys: list[np.ndarray], scales: list[np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        """The keys that are new, their scales, and the numbers of all keys; `scales` is one array, or none."""
+        ends = np.cumsum([len(block) for block in keys])[:-1]
+        scale_blocks = np.split(scales[0], ends) if scales else [None] * len(keys)
+        added = [self.add(block, scale) for block, scale in zip(keys, scale_blocks, strict=True)]
+        new = [block[rows] for block, (_, rows) in zip(keys, added, strict=True)]
+        new_scales = [s[rows] for s, (_, rows) in zip(scale_blocks, added, strict=True) if s is not None]
+        return new, new_scales, [numbers for numbers, _ in added]
+
+    def add(self, keys: np.ndarray, scale: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each row's key, and which rows hold a new key."""
+        if self._numbers is None:
+            self._count += len(keys)
+            return np.arange(self._count - len(keys), self._count), np.arange(len(keys))
+        digests = list(map(xxhash.xxh3_128_digest, keys))
+        if scale is not None:
+            digests = list(map(operator.add, digests, scale.view("V4").tolist()))
+        numbers = list(map(self._numbers.get, digests))
+        new_rows = []
+        for row in [row for row, number in enumerate(numbers) if number is None]:
+            numbers[row] = self._numbers.setdefault(digests[row], self._count)
+            if numbers[row] == self._count:
+                self._count += 1
+                new_rows.append(row)
+        self._seen += len(keys)
+        # Inputs that never repeat (augmentation, streams) would only grow the table.
+        if self._seen >= _GIVE_UP_ROWS and self._count > 0.9 * self._seen:
+            self._numbers = None
+        return np.array(numbers, dtype=np.int64), np.array(new_rows, dtype=np.int64)

@@ -1,113 +1,81 @@
-"""`torch.optim.Adam`, `AdamW` and `RAdam`: a moving average of g, divided by a moving size of it."""
+"""`torch.optim.Adam`, `AdamW`, `SparseAdam`, `NAdam`, `RAdam`, `Adamax`: a moving average of g over its moving size."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from spotlights.dual_form import LinearStep
-from spotlights.optimizers.rule import State, UpdateRule, with_coupled_decay
-
-
-class AdamStep(NamedTuple):
-    """What an optimizer of this family was told at one step, for one parameter."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    decoupled: float
-    """Decay shrinks the weights themselves, and is no part of g."""
-    amsgrad: float
-    maximize: float
-    step: float
-    """Counted by the optimizer from 1."""
-    fresh: float
-    active: float
-    momentum_decay: float = 0.0
-    """NAdam's alone, as the next one."""
-    mu_product: float = 0.0
-    """The product of all momenta, this step's included."""
+from spotlights.optimizers.rule import Read, State, UpdateRule
 
 
 class AdamRule(UpdateRule):
-    """`torch.optim.Adam`, and `AdamW`, which differs by what `decoupled` means when the group does not say."""
-
-    row = AdamStep
-    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    name = "adam"
+    optimizer = torch.optim.Adam
+    fields = (
+        *("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "amsgrad", "maximize", "step", "fresh", "active"),
+        *("momentum_decay", "mu_product"),  # of NAdam; mu_product includes this step's momentum
+    )
+    reads: ClassVar[Mapping[str, Read]] = {
+        "decoupled": lambda group, state: group.get("decoupled_weight_decay", False),
+    }
+    states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     moment = "exp_avg"
 
-    def __init__(self, optimizer: type[torch.optim.Optimizer], *, decoupled: bool = False) -> None:
-        self.name = optimizer.__name__.lower()  # type: ignore[misc]
-        self._optimizer = optimizer
-        self._decoupled = decoupled
+    def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:
+        return {"w_pm": -step.beta1, "w_pg": -(1.0 - step.beta1), "m_m": step.beta1, "m_g": 1.0 - step.beta1}
 
-    def handles(self, optimizer: torch.optim.Optimizer) -> bool:
-        return type(optimizer) is self._optimizer
+    def is_decoupled(self, step: Any) -> bool:
+        return bool(step.decoupled)
 
-    def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
-        beta1, beta2 = group["betas"]
-        return [
-            float(group["lr"]),
-            float(beta1),
-            float(beta2),
-            float(group["eps"]),
-            float(group["weight_decay"]),
-            float(group.get("decoupled_weight_decay", self._decoupled)),
-            float(group.get("amsgrad", False)),
-            float(group["maximize"]),
-            float(state.get("step", 0.0)) + 1.0,
-            float(not state),
-            float(has_gradient),
-            *self.momentum(group, state),
-        ]
+    def unused(self, step: Any) -> set[str]:
+        return set() if step.amsgrad else {"max_exp_avg_sq"}
 
-    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, float]:
-        """`momentum_decay` and `mu_product`."""
-        return 0.0, 0.0
-
-    def linear(self, step: AdamStep, shape: tuple[int, ...]) -> LinearStep:
-        linear = LinearStep(
-            w_pm=-step.beta1,
-            w_pg=-(1.0 - step.beta1),
-            m_m=step.beta1,
-            m_g=1.0 - step.beta1,
-            keep=1.0 - step.lr * step.weight_decay if step.decoupled else 1.0,
-            decay=0.0 if step.decoupled else step.weight_decay,
-            sign=-1.0 if step.maximize else 1.0,
-        )
-        return linear.without_past() if step.fresh else linear
-
-    def needs(self, step: AdamStep) -> set[str]:
-        states = set(self.states) - {"exp_avg"}
-        if not step.amsgrad:
-            states.discard("max_exp_avg_sq")
-        return states if step.decoupled else with_coupled_decay(step, states, self.moment)
-
-    def precondition(self, step: AdamStep, state: State, g: Tensor) -> Tensor:
+    def precondition(self, step: Any, state: State, g: Tensor) -> Tensor:
         second = state["exp_avg_sq"].mul_(step.beta2).addcmul_(g, g, value=1.0 - step.beta2)
         if step.amsgrad:
             second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
-        return self.divided(step, second)
+        return self.inverse_size(step, second)
 
-    def divided(self, step: AdamStep, second: Tensor) -> Tensor:
+    def inverse_size(self, step: Any, second: Tensor) -> Tensor:
         """P, from the second moment."""
         size = step.lr / (1.0 - step.beta1**step.step)
         corrected = math.sqrt(1.0 - step.beta2**step.step)
         return second.sqrt().add_(step.eps * corrected).reciprocal_().mul_(size * corrected)
 
 
+class AdamWRule(AdamRule):
+    name = "adamw"
+    optimizer = torch.optim.AdamW
+    reads: ClassVar[Mapping[str, Read]] = {
+        "decoupled": lambda group, state: group.get("decoupled_weight_decay", True),
+    }
+
+
+class SparseAdamRule(AdamRule):
+    """Adam that leaves the rows of tokens alone that a step does not use."""
+
+    name = "sparse-adam"
+    optimizer = torch.optim.SparseAdam
+    states = ("exp_avg", "exp_avg_sq")
+    lazy = True
+
+    def inverse_size(self, step: Any, second: Tensor) -> Tensor:
+        size = step.lr * math.sqrt(1.0 - step.beta2**step.step) / (1.0 - step.beta1**step.step)
+        return second.sqrt().add_(step.eps).reciprocal_().mul_(size)
+
+
 class RAdamRule(AdamRule):
-    """`torch.optim.RAdam`: divides by the second moment once enough steps have been averaged."""
+    """RAdam divides by the second moment only once enough steps have been averaged."""
 
-    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    name = "radam"
+    optimizer = torch.optim.RAdam
+    states = ("exp_avg", "exp_avg_sq")
 
-    def divided(self, step: AdamStep, second: Tensor) -> Tensor:
+    def inverse_size(self, step: Any, second: Tensor) -> Tensor:
         size = step.lr / (1.0 - step.beta1**step.step)
         forgotten = step.beta2**step.step
         longest = 2.0 / (1.0 - step.beta2) - 1.0
@@ -117,3 +85,55 @@ class RAdamRule(AdamRule):
         rectified = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
         size *= math.sqrt(rectified * (1.0 - forgotten))
         return second.sqrt().add_(step.eps).reciprocal_().mul_(size)
+
+
+def _nadam_momentum(beta1: float, decay: float, step: float) -> float:
+    return beta1 * (1.0 - 0.5 * 0.96 ** (step * decay))
+
+
+def _nadam_product(group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+    # Multiplied in the type of torch's own counter, because torch rounds the product to that type.
+    product = state.get("mu_product")
+    counter = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    product = torch.ones((), dtype=counter) if product is None else product.detach().clone()
+    step = float(state.get("step", 0.0)) + 1.0
+    product *= _nadam_momentum(float(group["betas"][0]), float(group["momentum_decay"]), step)
+    return float(product)
+
+
+class NAdamRule(AdamRule):
+    """NAdam looks ahead as Nesterov's momentum does: P divides both g and its average."""
+
+    name = "nadam"
+    optimizer = torch.optim.NAdam
+    reads: ClassVar[Mapping[str, Read]] = {**AdamRule.reads, "mu_product": _nadam_product}
+    states = ("exp_avg", "exp_avg_sq")
+
+    def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:
+        now, ahead = (_nadam_momentum(step.beta1, step.momentum_decay, s) for s in (step.step, step.step + 1.0))
+        by_gradient = -step.lr * (1.0 - now) / (1.0 - step.mu_product)
+        by_moment = -step.lr * ahead / (1.0 - step.mu_product * ahead)
+        adam = super().factors(step, shape)
+        return {**adam, "w_pm": by_moment * adam["m_m"], "w_pg": by_gradient + by_moment * adam["m_g"]}
+
+    def inverse_size(self, step: Any, second: Tensor) -> Tensor:
+        corrected = math.sqrt(1.0 - step.beta2**step.step)
+        return second.sqrt().add_(step.eps * corrected).reciprocal_().mul_(corrected)
+
+
+class AdamaxRule(UpdateRule):
+    """Adamax divides by a decaying maximum of |g| instead of the second moment."""
+
+    name = "adamax"
+    optimizer = torch.optim.Adamax
+    fields = ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize", "step", "fresh", "active")
+    states = ("exp_avg", "exp_inf")
+    moment = "exp_avg"
+
+    def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:
+        size, past = step.lr / (1.0 - step.beta1**step.step), step.beta1
+        return {"w_pm": -size * past, "w_pg": -size * (1.0 - past), "m_m": past, "m_g": 1.0 - past}
+
+    def precondition(self, step: Any, state: State, g: Tensor) -> Tensor:
+        largest = state["exp_inf"].mul_(step.beta2)
+        return torch.maximum(largest, g.abs().add_(step.eps), out=largest).reciprocal()

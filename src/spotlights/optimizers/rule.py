@@ -1,15 +1,16 @@
-"""What Spotlights needs to know of a family of optimizers.
+"""What Spotlights needs to know about a family of optimizers.
 
-Every optimizer here is linear in the gradients once one thing is known of each step, its preconditioner P: 1 for SGD,
-a matrix of 1/√v for Adam, an orthogonalising matrix for Muon. A rule says three things: what to write to the log as the
-optimizer steps, how a step looks given P (`linear`), and how to find P again from the gradients (`precondition`).
-Unrolling, masks, chunks and checkpoints are the same for all and live elsewhere.
+Every optimizer here is linear in the gradients once its preconditioner P is known for each step: 1 for SGD, a matrix of
+1/√v for Adam, an orthogonalising matrix for Muon. A rule defines what to log when the optimizer steps (`fields`), a
+step given P (`factors`), and how to recompute P from the gradients (`precondition`). Unrolling, masks and checkpoints
+are the same for all rules and are elsewhere.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,12 +23,21 @@ from spotlights.dual_form import Adjoint, LinearStep, Side
 State = dict[str, Tensor]
 """A parameter's optimizer state, by torch's names."""
 WEIGHTS = "weights"
-"""The parameter itself, where it counts among the state."""
+"""The parameter itself, where P depends on it."""
+Read = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""Reads a number of the log: from the parameter group and the parameter's state."""
+
+_READS: Mapping[str, Read] = {
+    "beta1": lambda group, state: group["betas"][0],
+    "beta2": lambda group, state: group["betas"][1],
+    "step": lambda group, state: float(state.get("step", 0.0)) + 1.0,  # the first step is 1
+    "fresh": lambda group, state: not state,
+}
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a parameter is made of under a rule without P: `initial·W_0 + moment·M_0 + Σ_s per_step[s]·G_s`."""
+    """A parameter under a rule without P: `initial·W_0 + moment·M_0 + Σ_s per_step[s]·G_s`."""
 
     per_step: Float[Tensor, "steps"]
     initial: float
@@ -38,62 +48,102 @@ class UpdateRule(ABC):
     """Turns the step log into what a slot contributed."""
 
     name: ClassVar[str]
-    row: ClassVar[type]
-    """One row of the step log: a NamedTuple of numbers, whose names are the rule's fields.
+    optimizer: ClassVar[type[torch.optim.Optimizer] | None]
+    """The class that the rule describes."""
+    fields: tuple[str, ...]
+    """The numbers in the step log, for each parameter at each step: options of the parameter group, and `reads`.
 
-    Every rule has `active`: the parameter had a gradient. Without one the optimizer leaves it alone, decay included.
-    One with a P has `fresh` too: the optimizer had no state of the parameter before this step.
+    Every rule has `active`: the parameter had a gradient. Without one, the optimizer leaves the parameter alone, weight
+    decay included. A rule with a P has `fresh` too: the optimizer had no state of the parameter before this step.
     """
+    reads: ClassVar[Mapping[str, Read]] = {}
+    """Fields that are neither an option of the parameter group nor one of `_READS`."""
+    decoupled: ClassVar[bool] = False
+    """Weight decay shrinks the weights directly and is not part of g."""
     states: ClassVar[tuple[str, ...]]
-    """The optimizer state that an already running optimizer brings along."""
+    """The optimizer state that an optimizer may have when recording starts."""
     moment: ClassVar[str | None]
-    """Which of them is M."""
+    """Which of them is the momentum M."""
     scalar: ClassVar[bool] = False
     """P is 1: a step's factor is one number."""
+    lazy: ClassVar[bool] = False
+    """A step leaves tokens alone that it does not use: weights, moments and all. P is 0 there."""
     rounding: ClassVar[float] = 0.0
-    """What the optimizer's own arithmetic leaves, relative to the weights, where it is coarser than their type."""
+    """The optimizer's own rounding error relative to the weights, where it is larger than their type's."""
     note: ClassVar[str | None] = None
-    """What a reader of exact-looking numbers must know then."""
+    """What to say about that error."""
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The numbers written to the step log, for each parameter at each step."""
-        return self.row._fields  # type: ignore[attr-defined]
+    def __init_subclass__(cls) -> None:
+        # Memories of earlier versions may lack the last fields.
+        cls._row = namedtuple("_row", cls.fields, defaults=[0.0] * len(cls.fields))  # type: ignore[misc]
+        reads = {**_READS, **cls.reads}
+        cls._reads = [(name, reads.get(name)) for name in cls.fields]
+        cls._active = cls.fields.index("active")
 
-    @abstractmethod
     def handles(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this rule describes the optimizer exactly."""
+        return type(optimizer) is self.optimizer
 
-    @abstractmethod
     def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         """The values of `fields` just before the optimizer steps."""
+        values = [float(group.get(name, 0.0) if read is None else read(group, state)) for name, read in self._reads]
+        values[self._active] = float(has_gradient)
+        return values
 
-    @abstractmethod
+    @property
+    def idle(self) -> list[float]:
+        """What is logged for a parameter that the optimizer does not hold."""
+        return [0.0] * len(self.fields)
+
     def linear(self, step: Any, shape: tuple[int, ...]) -> LinearStep:
         """An active step of a parameter of this shape, given P."""
+        factors = self.factors(step, shape)
+        if not self.scalar and step.fresh:  # there was no M before this step
+            factors = {**factors, "w_m": 0.0, "w_pm": 0.0, "m_m": 0.0}
+        decoupled = self.is_decoupled(step)
+        return LinearStep(
+            **factors,
+            keep=1.0 - step.lr * step.weight_decay if decoupled else 1.0,
+            decay=0.0 if decoupled else step.weight_decay,
+            sign=-1.0 if getattr(step, "maximize", 0.0) else 1.0,
+        )
+
+    @abstractmethod
+    def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:
+        """The factors of P, M and g in `LinearStep`, if there was an M before the step."""
+
+    def is_decoupled(self, step: Any) -> bool:
+        return self.decoupled
 
     def side(self, shape: tuple[int, ...]) -> Side:
         """How P acts on a gradient of this shape."""
         return "entries"
 
     def needs(self, step: Any) -> set[str]:
-        """The part of the state (and `WEIGHTS`) from which P follows; checkpoints of the memory keep it."""
+        """The part of the state (and `WEIGHTS`) that determines P; the memory's checkpoints store it."""
+        states = set() if self.scalar else set(self.states) - self.unused(step)
+        if step.weight_decay == 0.0 or self.scalar or self.is_decoupled(step):
+            return states - {self.moment}
+        return states | {WEIGHTS}  # decay is part of g, and so of P; M updates the weights
+
+    def unused(self, step: Any) -> set[str]:
+        """States that the options of this step leave out."""
         return set()
 
     def needed(self, logged: Sequence[float]) -> set[str]:
-        """The same for a row of the log."""
-        return self.needs(self.row(*logged))
+        """The same as `needs` for a row of the log."""
+        return self.needs(self._row(*logged))
 
     def precondition(self, step: Any, state: State, g: Tensor) -> Tensor:
-        """P, from the state before the step and its g. Moves the state on, but for M and the weights."""
+        """P, from the state before the step and g. Updates the state, except M and the weights."""
         raise NotImplementedError(f"{self.name} has no preconditioner")
 
     def read(self, log: Float[Tensor, "steps fields"]) -> list[Any]:
         """The rows of a log by name."""
-        return [self.row(*row) for row in log.tolist()]
+        return [self._row(*row) for row in log.tolist()]
 
     def coefficients(self, log: Float[Tensor, "steps fields"]) -> Coefficients:
-        """Unrolls the logged steps of a rule without P, the last of them being the state asked about."""
+        """Unrolls the logged steps of a rule without P, as of the last of them."""
         assert self.scalar
         steps, adjoint = self.read(log), Adjoint()
         per_step = [0.0] * len(steps)
@@ -105,10 +155,3 @@ class UpdateRule(ABC):
         assert isinstance(adjoint.to_weights, float)
         assert isinstance(adjoint.to_moment, float)
         return Coefficients(torch.tensor(per_step, dtype=torch.float64), adjoint.to_weights, adjoint.to_moment)
-
-
-def with_coupled_decay(step: Any, states: set[str], moment: str | None) -> set[str]:
-    """What `needs` has to answer where decay is part of g, and so of P: the weights, and M to move them on."""
-    if step.weight_decay == 0.0:
-        return states
-    return states | {WEIGHTS} | ({moment} if moment else set())

@@ -1,4 +1,4 @@
-"""Recording: hooks on the user's model and optimizer, adapters, the writer."""
+"""Recording: from the training loop to slots. Hooks on model and optimizer, the probe, the recorder."""
 
 from spotlights.recording.recorder import Recorder, record
 

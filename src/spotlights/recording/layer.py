@@ -1,228 +1,279 @@
-"""One layer under recording: from what a backward pass met of it to the slots of a step.
+"""One recorded layer: from the keys and errors of a backward pass to the slots of a step.
 
-Slots pass three stages. *In flight*: a backward pass has reached the layer's output. *Pending*: that pass
-has added to the weight's gradient. *Taken*: the optimizer steps with this gradient. A pass that dies, a
-gradient that is thrown away (`zero_grad`, a skipped step) and `torch.autograd.grad` thus leave nothing.
+Slots go through three stages. *In flight*: a backward pass has reached the output of a call. *Pending*: the pass has
+added to the gradient of the weight. *Taken*: the optimizer steps with this gradient. So nothing is recorded of a pass
+that raises an error, of a gradient that is discarded (`zero_grad`, a skipped step), or of `torch.autograd.grad`.
+
+A step also keeps a block of each gradient (`Probe`), for comparison with what its slots explain, and some entries of
+each parameter. The comparison is `memory.slots.compare`, in the writer's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
-from spotlights.layers import LinearMap
-from spotlights.memory.gradient_block import GradientBlock
-from spotlights.memory.manifest import LayerEntry
-from spotlights.memory.slots import Rows, plain, sample_slice
-from spotlights.memory.storage import BufferPool, Storage
-from spotlights.recording.passes import Met, Part, Standing
-from spotlights.recording.probe import Probe
+from spotlights.layers import LinearMap, ModuleAdapter
+from spotlights.memory.buffers import BufferPool
+from spotlights.memory.format.manifest import LayerEntry
+from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
+from spotlights.memory.slots import FEATURES, UNITS, GradientBlock, Rows, plain
+from spotlights.recording.settings import RecordingSettings
+from spotlights.sparse_rows import SparseRows
+from spotlights.torch_internals import version
 
-_LOOKED_AT = 8
-"""Before a step, every so many of the sampled entries are compared with what they were after the last one."""
+_COMPARED = 8
+"""Before a step, every eighth of the probed entries is compared with its value after the last step."""
+_STEPS_PER_BLOCK = 16
+"""Successive steps with the same block of a gradient: the writer compares them at once."""
 _NUMPY = (torch.float32, torch.float64, torch.float16)
 
 
+GradientState = tuple[Tensor | None, int | None]
+"""The gradient of a layer's weight when a backward pass began, and its version."""
+
+
+@dataclass(frozen=True)
+class WeightUser:
+    """A module that uses a weight."""
+
+    path: str
+    module: nn.Module
+    adapter: ModuleAdapter
+    map_name: str
+    linear: LinearMap
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.map_name}" if self.map_name else self.path
+
+
 class RecordedLayer:
-    """Collects the slots of one linear map, whatever modules use its weight."""
+    """Collects the slots of one linear map, for all modules that use its weight."""
 
     def __init__(
         self,
-        name: str,
-        kind: str,
-        modules: list[str],
-        map_name: str,
-        maps: Sequence[LinearMap],
+        users: Sequence[WeightUser],
+        transposed_users: Sequence[WeightUser],
         trained: set[int],
-        *,
-        storage: Storage,
+        settings: RecordingSettings,
         pool: BufferPool,
-        errors: bool,
-        turned: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
-            name: of the layer.
-            kind: of the modules.
-            modules: who uses the weight, by path.
-            map_name: of the map in each of them.
-            maps: the map as each of the modules has it; they share the weight, not always the bias.
-            trained: the `id`s of the parameters that the optimizer holds.
-            storage: how rows are kept.
-            pool: where memory comes from.
-            errors: whether errors are kept.
-            turned: modules that use the weight the other way round, with their kinds.
+            users: the modules that use the weight in the same way.
+            transposed_users: the modules that use the transposed weight.
+            trained: the `id`s of the optimizer's parameters.
+            settings: how rows are stored.
+            pool: where memory for rows comes from.
         """
-        self.name = name
-        self._kind = kind
-        self._modules = modules
-        self._map_name = map_name
+        self.name = users[0].name
+        self._users = users
+        self._transposed_users = transposed_users
         self._pool = pool
-        self._storage = storage
-        self._errors = errors
-        self._map = maps[0]
-        self._turned = dict(turned or {})
-        # A bias that not all uses of the weight have would need slots of its own; it is listed as not recorded.
-        if self._turned or len({tuple(part.identity for part in each.biases.values()) for each in maps}) > 1:
+        self._map = users[0].linear
+        self._dtype = next(iter(self._map.weights.values())).parameter.dtype
+        self._encoding = settings.encoding_of(self._dtype)
+        self._storage = settings.storage_of(self._dtype)
+        uses = {KEYS: users, ERRORS: transposed_users}  # a folded memory adds up keys as they are
+        self._tokens = [
+            what for what, some in uses.items() if settings.fold is None and any(u.adapter.sparse_keys for u in some)
+        ]
+        # A bias that only some users of the weight have would need slots of its own; it is listed as not recorded.
+        biases = {tuple(part.identity for part in user.linear.biases.values()) for user in users}
+        if transposed_users or len(biases) > 1:
             self._map = replace(self._map, biases={})
         self.parameters = {name: part.parameter for name, part in self._map.parameters.items()}
         self._as_is = {n for n, p in self.parameters.items() if _same_view(self._map.kept(n, p.detach()), p)}
-        """Parameters that the memory keeps the way they are."""
+        """Parameters that the memory stores in their own shape."""
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
-        self._sampled = {name: _Sampled(self, name) for name in self.trained}
+        self._entries = {name: _ProbedEntries(self, name) for name in self.trained}
+        self.called = 0
+        """The number of the layer's last call, counted over all layers."""
         self._pending: list[Rows] = []
         self._probe = Probe(self._map)
         self._scales: dict[str, tuple[Tensor, float]] = {}
-        """Of keys and errors, plain and turned, as they were last stored."""
+        """The last scales of keys and errors."""
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
-        self._settled = self.samples()
-        self._learning: list[str] = []
-        """Which parameters the optimizer holds that are not frozen at the moment."""
+        self._entries_after_step = self.samples()
+        self._unfrozen: list[str] = []
+        """The trained parameters that require a gradient at the moment."""
         self.witness = next(iter(self.parameters.values()))
-        """The parameter whose gradient tells when a backward pass is done with this layer."""
-        self._notice_frozen()
+        """The parameter whose gradient shows whether a backward pass has trained this layer."""
+        self._check_frozen()
 
     def entry(self) -> LayerEntry:
-        linear, first = self._map, self.parameters[next(iter(self._map.weights))]
+        linear, first = self._map, self._users[0]
         out_features, in_group = linear.matrix_shape
         return LayerEntry(
-            kind=self._kind,
-            modules=self._modules,
-            in_features=in_group * linear.groups,
+            kind=first.adapter.kind,
+            modules=[user.path for user in self._users],
+            in_features=in_group * linear.channel_groups,
             out_features=out_features,
             bias=bool(linear.biases),
-            dtype=str(first.dtype).removeprefix("torch."),
+            dtype=str(self._dtype).removeprefix("torch."),
             storage=self._storage.name,
             trained=self.trained,
-            groups=linear.groups,
+            groups=linear.channel_groups,
             weight_shape=[] if linear.own_shape == linear.matrix_shape else list(linear.own_shape),
             transposed=linear.transposed,
-            map=self._map_name,
+            map=first.map_name,
             weights={} if list(linear.weights) == ["weight"] else linear.columns,
             biases=[] if list(linear.biases) == ["bias"] else list(linear.biases),
-            parts=dict(linear.parts),
-            turned=self._turned,
+            parts=dict(linear.key_parts),
+            turned={user.path: user.adapter.kind for user in self._transposed_users},
+            tokens=self._tokens,
         )
+
+    def is_in(self, modules: Mapping[str, nn.Module]) -> bool:
+        """Whether a network, given by its modules' names, still has the modules that use the weight."""
+        users = (*self._users, *self._transposed_users)
+        return all(modules.get(user.path, user.module) is user.module for user in users)
 
     @property
     def several_kinds(self) -> bool:
         """Whether modules of several kinds share the weight."""
-        return bool(self._turned)
+        return bool(self._transposed_users)
 
     def as_kept(self, name: str, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """A parameter, or what has its shape, as the memory keeps it: a matrix, or (a bias) a row."""
+        """A parameter, or a tensor of its shape, as the memory stores it: a matrix, or (a bias) a vector."""
         if name in self._as_is or tensor.shape != self.parameters[name].shape:
             return tensor
         return self._map.kept(name, tensor)
 
     # -- a backward pass -------------------------------------------------------------------
 
-    def before_pass(self) -> Standing:
-        self._notice_frozen()
-        if self.gradient_is_empty():  # what was pending has been thrown away
-            self.forget()
+    def before_pass(self) -> GradientState:
+        self._check_frozen()
+        if self.gradient_is_empty():  # the gradient of pending slots has been discarded
+            self._pending = []
         gradient = self.witness.grad
-        return Standing(gradient, None if gradient is None else gradient._version)
+        return gradient, None if gradient is None else version(gradient)
 
-    def copy(self, met: Met, part: Part) -> Rows:
-        """The slots of one call, encoded."""
-        name, turned, columns = part
-        keys, may_repeat = met.keys[name], met.may_repeat
-        errors = met.errors[name] if self._errors else None
-        if turned:
-            assert errors is not None, "turned slots need errors"
-            keys, errors, may_repeat = errors, keys, False
+    def encode(
+        self,
+        keys: Float[Tensor, "*lead _keys"] | SparseRows,
+        errors: Float[Tensor, "*lead _errors"] | SparseRows | None,
+        columns: Mapping[str, np.ndarray],
+        *,
+        may_repeat: bool,
+        transposed: bool,
+    ) -> Rows:
+        """The slots of one call, encoded. With the transposed weight, keys and errors swap roles."""
         stored_errors = error_scale = computed = None
-        way = "turned " if turned else ""
+        if errors is not None and _coarser(errors.dtype, self.witness.dtype):
+            computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
+        prefix = "transposed " if transposed else ""
+        if transposed:
+            assert errors is not None, "slots of a transposed weight need errors"
+            keys, errors, may_repeat = errors, keys, False
         if errors is not None:
-            stored_errors, error_scale = self._encode(f"{way}errors", errors)
-            if _coarser(errors.dtype, self.witness.dtype):
-                computed, keys = errors.dtype, keys.to(errors.dtype)  # as autocast did
-        stored_keys, key_scale = self._encode(f"{way}keys", keys)
+            stored_errors, error_scale = self._encode(f"{prefix}errors", errors)
+        may_repeat &= isinstance(keys, Tensor)
+        stored_keys, key_scale = self._encode(f"{prefix}keys", keys)
         return Rows(stored_keys, key_scale, stored_errors, error_scale, columns, may_repeat, computed)
 
     def _encode(
-        self, what: str, rows: Float[Tensor, "*lead features"]
-    ) -> tuple[Shaped[Tensor, "rows features"], Float[Tensor, "rows"] | None]:
-        """Starts from the scale that such rows had last: it most often fits again."""
+        self, what: str, rows: Float[Tensor, "*lead features"] | SparseRows
+    ) -> tuple[Shaped[Tensor, "rows features"] | SparseRows, Float[Tensor, "rows"] | None]:
+        """Tries the last scale first, which usually fits again."""
+        if isinstance(rows, SparseRows):
+            if self._tokens:
+                return rows.reshape(-1, rows.width).cpu().to(self._storage.compute_dtype), None
+            rows = rows.dense()
         last, like = self._scales.get(what, (None, None))
-        stored, scale = self._storage.encode(rows, self._pool, (self.name, what), like=like)
+        stored, scale = self._encoding.encode(rows, self._pool, (self.name, what), like=like)
         if scale is not None and scale is not last and len(scale):
             self._scales[what] = scale, float(scale[0])
         return stored, scale
 
-    def after_pass(self, before: Standing, rows: list[Rows]) -> bool:
+    def forget(self) -> None:
+        """Drops the pending slots."""
+        self._pending = []
+
+    def after_pass(self, before: GradientState, rows: list[Rows]) -> bool:
+        """Whether the pass has added to the gradient of the weight. The slots are pending then."""
         gradient = self.witness.grad
         # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
-        if gradient is None or (gradient is before.gradient and gradient._version == before.version):
+        if gradient is None or (gradient is before[0] and version(gradient) == before[1]):
             return False
         self._pending += rows
-        self._gradient_version = gradient._version
+        self._gradient_version = version(gradient)
         return True
 
-    def _notice_frozen(self) -> None:
-        """Parameters may be frozen and unfrozen while training goes on."""
-        learning = [name for name in self.trained if self.parameters[name].requires_grad]
-        if learning != self._learning:
-            self._learning = learning
-            self.witness = self.parameters[learning[0]] if learning else next(iter(self.parameters.values()))
+    def _check_frozen(self) -> None:
+        """Parameters may be frozen and unfrozen during training."""
+        unfrozen = [name for name in self.trained if self.parameters[name].requires_grad]
+        if unfrozen != self._unfrozen:
+            self._unfrozen = unfrozen
+            self.witness = self.parameters[unfrozen[0]] if unfrozen else next(iter(self.parameters.values()))
 
     def gradient_is_empty(self) -> bool:
         gradient = self.witness.grad
         if gradient is None:
             return True
-        return gradient._version != self._gradient_version and not bool(gradient.any())
+        return version(gradient) != self._gradient_version and not _any(gradient)
 
     # -- the step --------------------------------------------------------------------------
 
     def take(self, loss_scale: float) -> tuple[list[Rows], dict[str, GradientBlock] | None]:
-        """The pending slots, and parts of the gradients that the optimizer is about to use.
+        """The pending slots, and blocks of the gradients that the optimizer is about to use.
 
-        If there are no gradients, or all are zero, there are no slots either: nothing of them is used.
+        Without gradients, or if all are zero, there are no slots: the optimizer uses nothing of them.
         """
-        self._notice_frozen()
-        pending = self._pending
-        self.forget()
+        self._check_frozen()
+        pending, self._pending = self._pending, []
         if self.witness.grad is None:
             return [], None
+        if self._users[0].adapter.last_resort:
+            pending = [self._gradient_slot(self.witness.grad, loss_scale)]
         gradients = ((name, self.parameters[name].grad) for name in self.trained)
-        kept = {name: self.as_kept(name, gradient) for name, gradient in gradients if gradient is not None}
-        found = self._probe.cut(kept, loss_scale)
-        return ([] if found is None else pending), found
+        given = {name: gradient for name, gradient in gradients if gradient is not None}
+        kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
+        blocks = self._probe.cut(kept, loss_scale)
+        return ([] if blocks is None else pending), blocks
 
-    def forget(self) -> None:
-        self._pending = []
+    def _gradient_slot(self, gradient: Float[Tensor, "..."], loss_scale: float) -> Rows:
+        """All of a gradient as one slot, which belongs to no example; what is divided by is part of the optimizer."""
+        error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
+        error = error if loss_scale == 1.0 else error / loss_scale
+        return self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)
 
     # -- the parameters ----------------------------------------------------------------------
 
     def moved(self) -> bool:
-        """Whether somebody else than the optimizer changed the parameters since the last step."""
+        """Whether anything but the optimizer changed the parameters since the last step."""
         if self._versions != self._parameter_versions():
             return True
-        # Changes through `.data` leave the version as it is. Each entry is a cache miss: a few tell as well as all.
+        # Changes through `.data` leave the version as it is. Reading an entry is a cache miss, so only some are read.
         return any(
-            then[::_LOOKED_AT].tobytes() != self._sampled[name].now(_LOOKED_AT).tobytes()
-            for name, then in self._settled.items()
+            entries[::_COMPARED].tobytes() != self._entries[name].now(_COMPARED).tobytes()
+            for name, entries in self._entries_after_step.items()
         )
 
     def settle(self) -> dict[str, np.ndarray]:
-        """After a step: the new entries of the samples in the step log."""
+        """After a step: the probed entries for the step log."""
         self._versions = self._parameter_versions()
-        self._settled = self.samples()
-        return self._settled
+        self._entries_after_step = self.samples()
+        return self._entries_after_step
 
     def samples(self) -> dict[str, np.ndarray]:
-        """Some entries of each trained parameter, as they are now."""
-        return {name: sampled.now() for name, sampled in self._sampled.items()}
+        """The probed entries of each trained parameter, as they are now."""
+        return {name: entries.now() for name, entries in self._entries.items()}
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), p._version) for p in self.parameters.values()]
+        return [(p.data_ptr(), version(p)) for p in self.parameters.values()]
+
+
+def _any(gradient: Shaped[Tensor, "..."]) -> bool:
+    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
 
 
 def _same_view(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
@@ -233,32 +284,33 @@ def _coarser(a: torch.dtype, b: torch.dtype) -> bool:
     return a != b and torch.finfo(a).eps > torch.finfo(b).eps
 
 
-class _Sampled:
-    """Some entries of a parameter, as the memory keeps it, to be read after every step."""
+class _ProbedEntries:
+    """Some entries of a parameter as the memory stores it, read after every step."""
 
     def __init__(self, layer: RecordedLayer, name: str) -> None:
         self._layer = layer
         self._name = name
         self._parameter = layer.parameters[name]
-        self._at = sample_slice(layer.as_kept(name, self._parameter).numel())
+        self._slice = probed_entries(layer.as_kept(name, self._parameter).numel())
         self._view: np.ndarray | None = None
         self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
 
     def now(self, every: int = 1) -> Shaped[np.ndarray, "sample"]:
-        """The entries, or every so many of them."""
+        """The entries, or every n-th of them."""
         parameter = self._parameter
         if parameter.data_ptr() != self._pointer:
-            # A view is read in a microsecond; a parameter that moves (`.data = …`) gets a new one.
+            # Reading a view takes a microsecond. A parameter whose `.data` was replaced gets a new view.
             self._pointer = parameter.data_ptr()
-            self._view = self._look()
+            self._view = self._new_view()
         if self._view is None:
-            return plain(self._layer.as_kept(self._name, parameter.detach()).reshape(-1)[self._at]).numpy()[::every]
+            kept = self._layer.as_kept(self._name, parameter.detach())
+            return plain(kept.reshape(-1)[self._slice]).numpy()[::every]
         if self._index is None:
             return self._view[::every].copy()
         return self._view[tuple(places[::every] for places in self._index)]
 
-    def _look(self) -> np.ndarray | None:
+    def _new_view(self) -> np.ndarray | None:
         parameter = self._parameter.detach()
         kept = self._layer.as_kept(self._name, parameter)
         shares = kept.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr() and kept.numel() > 0
@@ -266,7 +318,98 @@ class _Sampled:
             return None
         if kept.is_contiguous():
             self._index = None
-            return kept.view(-1)[self._at].numpy()
-        places = np.arange(kept.numel())[self._at]
+            return kept.view(-1)[self._slice].numpy()
+        places = np.arange(kept.numel())[self._slice]
         self._index = np.unravel_index(places, tuple(kept.shape))
         return kept.numpy()
+
+
+class Probe:
+    """Cycles through the blocks of one layer's gradients, so that in time all entries are compared.
+
+    A block is some output units by some input features of a weight.
+    """
+
+    def __init__(self, linear: LinearMap) -> None:
+        dtype = next(iter(linear.weights.values())).parameter.dtype
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self._first_columns = dict(zip(linear.weights, accumulate(linear.columns.values(), initial=0), strict=False))
+        """Of each weight in the map's matrix."""
+        self._units = _blocks(linear.matrix_shape[0], UNITS)
+        self._features = {name: _blocks(count, FEATURES) for name, count in linear.columns.items()}
+        self._steps = 0
+
+    def cut(self, gradients: Mapping[str, Tensor], loss_scale: float) -> dict[str, GradientBlock] | None:
+        """A block of each gradient, given as matrix or vector, that is not all zero; None if all gradients are zero."""
+        self._steps += 1
+        cut: dict[str, GradientBlock] = {}
+        any_used = False
+        turn = self._steps // _STEPS_PER_BLOCK
+        units = self._units[turn % len(self._units)]
+        for name, gradient in gradients.items():
+            if gradient.is_sparse:
+                cut[name] = self._of_a_token(name, gradient, turn, loss_scale)
+                any_used = True  # a lazy optimizer moves tokens whose gradient is zero, too
+                continue
+            block: tuple[slice, ...] = (units,)
+            if name in self._features:
+                features = self._features[name]
+                block = (units, features[(turn + turn // len(self._units)) % len(features)])
+            numbers = self._numbers(gradient, block, loss_scale)
+            if not (numbers.size and numbers.item(0)) and not numbers.any():
+                if not bool(gradient.any()):
+                    cut[name] = GradientBlock(numbers, None)
+                    continue
+                block = self._largest(name, gradient)
+                numbers = self._numbers(gradient, block, loss_scale)
+            first = self._first_columns.get(name, 0)  # features are counted over all weights of the map
+            at = block if first == 0 else (block[0], slice(first + block[-1].start, first + block[-1].stop))
+            cut[name] = GradientBlock(numbers, at)
+            any_used = True
+        return cut if any_used else None
+
+    def _of_a_token(
+        self, name: str, gradient: Float[Tensor, "tokens units"], turn: int, loss_scale: float
+    ) -> GradientBlock:
+        """A block around one of the tokens of a sparse gradient: one token after the other, or the largest."""
+        entries = gradient.detach().coalesce()
+        tokens, values = entries.indices()[0], entries.values()
+        of_unit = self._units[turn % len(self._units)]
+        features = self._features[name]
+        numbers = values.new_zeros(features[0].stop, of_unit.stop - of_unit.start)
+        if not bool(values.any()):
+            return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), None)
+        chosen = turn % len(tokens)
+        if not bool(values[chosen, of_unit].any()):
+            chosen, unit = divmod(int(values.abs().argmax()), values.shape[1])
+            of_unit = next(block for block in self._units if block.start <= unit < block.stop)
+        block = next(block for block in features if block.start <= int(tokens[chosen]) < block.stop)
+        inside = (tokens >= block.start) & (tokens < block.stop)
+        numbers[tokens[inside] - block.start] = values[inside][:, of_unit]
+        return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), (of_unit, block))
+
+    def _largest(self, name: str, gradient: Float[Tensor, "..."]) -> tuple[slice, ...]:
+        """The block with the largest entry of a gradient."""
+        index = np.unravel_index(int(gradient.detach().abs().argmax()), tuple(gradient.shape))
+        choices = [self._units, *([self._features[name]] if name in self._features else [])]
+        return tuple(
+            next(block for block in blocks if block.start <= i < block.stop)
+            for blocks, i in zip(choices, index, strict=True)
+        )
+
+    def _numbers(self, gradient: Float[Tensor, "..."], block: tuple[slice, ...], loss_scale: float) -> np.ndarray:
+        # numpy: for so few numbers, calling a torch operation takes longer than the operation.
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        if gradient.is_cpu and gradient.dtype == self._dtype:
+            numbers = gradient.numpy()[block].copy()
+        else:
+            numbers = gradient[block].to("cpu", self._dtype).numpy().copy()
+        return numbers if loss_scale == 1.0 else numbers / numbers.dtype.type(loss_scale)
+
+
+def _blocks(size: int, step: int) -> list[slice]:
+    """Blocks of the same length, so that those of many steps can be compared at once."""
+    step = min(size, step)
+    starts = (min(start, size - step) for start in range(0, size, step))
+    return [slice(start, start + step) for start in starts]

@@ -1,16 +1,17 @@
 """`sl.record`: one `with` line around the user's training loop.
 
-Hooks listen to the layers, to the gradients and to the optimizer; the loop, its results and its random
-numbers stay what they are. If the memory can no longer be written, recording stops and training goes on.
+Hooks on the layers, on their outputs and on the optimizer record the run. The loop, its results and its random numbers
+do not change. If the memory can no longer be written, recording stops and training continues.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,35 +20,38 @@ from torch import Tensor, nn
 from spotlights.errors import (
     RecordingStoppedWarning,
     SettingError,
+    SpotlightsError,
     SpotlightsWarning,
+    UnknownNameError,
     UnsupportedError,
 )
-from spotlights.layers.untraced import Untraced, compiled_graphs
-from spotlights.layers.wrappers import unwrapped
-from spotlights.memory.columns import Batch, ColumnTable
-from spotlights.memory.sampling import Draw, Sample
+from spotlights.layers.adapter import unwrapped
+from spotlights.memory.buffers import BufferPool
+from spotlights.memory.format.columns import Batch, ColumnTable, Matching
+from spotlights.memory.format.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, StepRecord
-from spotlights.memory.storage import BufferPool
+from spotlights.memory.store import Store, store_at
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.optimizers import rule_for
-from spotlights.optimizers.replayed import ReplayedRule
-from spotlights.recording.checkpoints import Checkpoints
-from spotlights.recording.finding import find_layers
+from spotlights.recording.announce import announce_bytes
+from spotlights.recording.axes import axes_of_modules
+from spotlights.recording.changes import WEIGHTS, Changes
+from spotlights.recording.find_layers import find_layers
+from spotlights.recording.hooks import BackwardPasses, Guard
 from spotlights.recording.layer import RecordedLayer
-from spotlights.recording.listening import Handle
-from spotlights.recording.passes import Passes
-from spotlights.recording.processes import Processes
-from spotlights.recording.settings import Settings, checked
-from spotlights.recording.starting import Start
+from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.settings import RecordingSettings
+from spotlights.recording.start import Checkpoints, Processes, Start
+from spotlights.recording.statistics import RunningStatistics
+from spotlights.torch_internals import Untraced, compiled_graphs, running_steps
 
 
 def record(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     path: str | Path,
     *,
     layers: str | Sequence[str] | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     errors: bool = True,
     fold: str | None = None,
     fold_from: int = 0,
@@ -60,30 +64,32 @@ def record(
     """Records a training run as a memory: `with sl.record(model, optimizer, "run.memory") as recorder:`.
 
     Args:
-        model: the network; its layers are recorded, as far as they are of a known kind (docs/layers.md). Trained
-            parameters of other layers are listed in one warning, and in `memory.info`.
-        optimizer: the one optimizer that trains it.
-        path: the directory to write.
-        layers: names or patterns (`"layers.*"`) of the layers to record; all of them by default.
-        dtype: how keys and errors are kept: "float32" (exact for a float32 network), "float64",
-            "float16" or "int8" (one scale per row; answers are then approximate and say so).
-        errors: False keeps keys only: scores work, contributions and masks do not.
-        fold: "example" keeps one running sum of keys for each example (and position) instead of every visit, and no
-            errors: totals of scores are the same, at the size of one epoch. Needs `recorder.batch(example=…)`; for a
-            text, the position of each token: shape (B, L). The sums are held in main memory until they are written.
-        fold_from: the first optimizer step (counted from 0) whose visits are folded: of a run of `steps` steps,
-            `steps - 1000` leaves the last 1,000. Early visits come from an untrained network.
-        sample: the probability with which each slot (a token, a position of a convolution) is kept, for runs too large
-            to keep whole: 0.1 keeps a tenth. Totals, contributions and influence are then estimates, with standard
-            errors; weights, masks and verify need all slots. Contributions under sampling need SGD.
-        sample_steps: the same for whole steps; the step log is kept of all.
-        resume: go on with the memory at `path`. The model must hold the weights of one of its steps (its
-            last one, or those of an earlier checkpoint: later steps are then dropped). Starts a new
-            memory if there is none.
+        model: the network. All layers of a known kind are recorded (docs/layers.md). Other trained parameters are
+            listed in one warning and in `memory.info`.
+        optimizer: what trains the model: an optimizer, a wrapper that has it as `.optimizer` (accelerate), or a list of
+            optimizers. Each parameter follows its own one. A step of the memory is what happens between two backward
+            passes: one step of each optimizer at most.
+        path: the directory to write, or an address in a bucket: `s3://bucket/run.memory`, `gs://…`, `az://…`.
+        layers: names or patterns (`"layers.*"`) of the layers to record; all by default.
+        dtype: how keys and errors are stored. None stores each layer in the type of its weights: float64 as float64,
+            everything else as float32, which represents float16 and bfloat16 exactly. "float64" and "float32" can be
+            forced. "float16" and "int8" (one scale per row) are smaller; answers are then approximate and say so.
+        errors: False stores keys only: scores work, contributions and masks do not.
+        fold: "example" stores one running sum of keys for each example (and position) instead of every visit, and no
+            errors. Totals of scores are the same, at the size of one epoch. Needs `recorder.batch(example=…)`; for a
+            text, the position of each token: shape (B, L). The sums stay in main memory until they are written.
+        fold_from: the first optimizer step (counted from 0) whose visits are folded. In a run of `steps` steps,
+            `steps - 1000` folds the last 1,000. Early visits come from an untrained network.
+        sample: the probability with which each slot (a token, a position of a convolution) is stored, for runs that are
+            too large to store completely. Totals, contributions and influence are then estimates with standard errors;
+            weights, masks and verify need all slots. Contributions need SGD.
+        sample_steps: the same for whole steps. The step log has all steps.
+        resume: continue the memory at `path`. The model must hold the weights of one of its steps: of the last one, or
+            of an earlier checkpoint, whose later steps are then dropped. Starts a new memory if there is none.
         overwrite: replace the memory at `path`.
         segment_bytes: how much is collected before it is written. A crash loses at most this much.
     """
-    settings = checked(
+    settings = RecordingSettings(
         layers=layers,
         dtype=dtype,
         errors=errors,
@@ -95,43 +101,57 @@ def record(
         overwrite=overwrite,
         segment_bytes=segment_bytes,
     )
-    return Recorder(model, optimizer, Path(path), settings)
+    return Recorder(model, optimizer, store_at(path), settings)
 
 
 class Recorder:
-    """Records while its `with` block runs; made by `record`."""
+    """Records while its `with` block runs; created by `record`."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: Settings) -> None:
-        self.path = path
+    def __init__(self, model: nn.Module, optimizer: Any, store: Store, settings: RecordingSettings) -> None:
+        self.path = Path(str(store))
         self.step = 0
-        """How many optimizer steps the memory has."""
+        """The number of optimizer steps in the memory."""
         self._model = unwrapped(model)
         self._processes = Processes.of(model)
         if settings.fold is not None and self._processes.count > 1:
-            raise SettingError("fold: visits cannot be added up over several processes. Record without fold.")
-        self._optimizer = optimizer
-        self._rule = rule_for(optimizer) or ReplayedRule(optimizer)
-        self._errors = settings.errors
+            raise SettingError("fold= does not work in several processes. Record without it.")
+        self._optimizers = Optimizers(optimizer)
+        self._keeps_errors = settings.keeps_errors
+        self._first_step = settings.fold_from
         self._folded = settings.fold is not None
-        self._sample = settings.sample
-        self._first_step = settings.first_step
+        self._sample = settings.sampling
         self._pool = BufferPool(max_bytes=4 * settings.segment_bytes)
-        self._layers, self._listeners = find_layers(self._model, optimizer, settings, pool=self._pool)
-        self._checkpoints = Checkpoints(self._layers, optimizer, self._rule)
-        self._start = Start(path, self._model, self._checkpoints, settings, self._processes, self._pool)
-        self._passes = Passes(self._layers.values())
-        self._handles: list[Handle] = []
+        self._layers, self._hooks = find_layers(self._model, self._optimizers, settings, pool=self._pool)
+        self._checkpoints = Checkpoints(self._layers, self._optimizers)
+        self._changes = Changes(self._model, self._optimizers, self._layers)
+        kept = self._processes.rank == 0 and settings.fold is None
+        self._statistics = RunningStatistics(self._model if kept else nn.Module())
+        self._start = Start(
+            store, self._model, self._checkpoints, settings, self._processes, self._pool, self._statistics
+        )
+        axes = axes_of_modules(self._model)
+        for hooks in self._hooks:
+            hooks.axes = axes.get(hooks.module)
+        self._guard = Guard(self._on_error)
+        self._passes = BackwardPasses(
+            self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
+        )
+        self._handles: list[Any] = []
+        self._optimizer_handles: list[Any] = []
         self._writer: MemoryWriter | None = None
         self._columns = ColumnTable()
-        self._batch = Batch(fold=self._folded)
+        self._matching = Matching()
+        self._batch = self._no_columns()
         self._paused = 0
         self._was_paused = False
-        self._warned = False
-        self._warned_unseen = False
-        self._seen = False
-        """A slot has been recorded."""
+        self._warned: set[str] = set()
+        """Of which kinds there has been a warning."""
+        self._may_be_compiled = False
+        self._told_bytes = False
         self._staged: dict[str, LayerStep] = {}
-        """The step that the optimizer is about to take."""
+        """The step that the optimizers are about to take, or have begun."""
+        self._stepped: set[int] = set()
+        """The `id`s of the optimizers that have stepped since the last backward pass, if there are several."""
         self._state: dict[str, Tensor] = {}
 
     # -- what users call -------------------------------------------------------------------------
@@ -141,50 +161,74 @@ class Recorder:
         self._columns = self._writer.columns
         if not self._folded:
             self._columns.declare("step", "int")
-        for listener in self._listeners:
-            self._handles += listener.start(self._columns, self._current_batch, self._passes)
-        self._handles.append(self._optimizer.register_step_pre_hook(Untraced(self._on_step)))
-        self._handles.append(self._optimizer.register_step_post_hook(Untraced(self._after_step)))
+        for hooks in self._hooks:
+            self._handles += hooks.register(self._columns, self._current_batch, self._passes, self._guard)
+        guard = self._guard
+        if compiled_graphs():  # of this model, or of anything else: only a compiled model does not call its hooks
+            self._may_be_compiled = True
+            self._handles.append(guard.watch_calls(self._model))
+        for optimizer in self._optimizers.each:
+            self._optimizer_handles += [
+                optimizer.register_step_pre_hook(Untraced(guard(self._on_step))),
+                optimizer.register_step_post_hook(Untraced(guard(self._after_step))),
+            ]
+        self._optimizer_handles += self._changes.watch(guard)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._guard(self._close_step)()
         self._unhook()
+        for handle in self._optimizer_handles:
+            handle.remove()
+        self._optimizer_handles.clear()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            final = {} if self._processes.rank else self._checkpoints.parameters()
+            final = {} if self._processes.rank else self._checkpoints.copy()
             writer.close(final, interrupted=kind is not None)
             if kind is None:
-                self._processes.meet()  # who leaves the block may open the whole memory
+                self._processes.wait_for_all()  # so that any process may open the whole memory after the block
+            self._warn_of_gap(writer)
             if writer.failure is not None:
                 self._warn_stopped(writer.failure)
 
-    def batch(self, **columns: Any) -> None:
-        """Says who is in the next batch: `recorder.batch(example=ids, label=labels, source="mnist")`.
+    def batch(self, *, layer: str | None = None, **columns: Any) -> None:
+        """Describes the next batch: `recorder.batch(example=ids, label=labels, source="mnist")`.
 
-        Each column is one value for the whole batch, one per example (B,), or one per position (B, L);
-        numbers, strings or tensors. It holds until the next call, at most until the optimizer steps.
+        Each column has one value for the whole batch, one per example (B,), or one per position (B, L): numbers,
+        strings or tensors. The columns are valid until the next call, at most until the optimizer steps.
+
+        Where the rows of a layer are neither (the nodes of a graph, the tokens that one expert gets), give one value
+        for each row: `recorder.batch(example=ids_of_nodes, layer="nodes")`, after the call for the whole batch.
+
+        Args:
+            layer: the layer, or a pattern of names (`"experts.*"`), that these columns are for.
+            columns: by name.
         """
-        if self._writer is None and not self._warned:
+        if self._writer is None and "stopped" not in self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         encoded = {name: self._columns.encode(name, values) for name, values in columns.items()}
-        self._batch = Batch(encoded, fold=self._folded)
+        if layer is None:
+            self._batch = Batch(encoded, fold=self._folded, matching=self._matching)
+        elif any(fnmatchcase(name, layer) for name in self._layers):
+            self._batch.describe_rows(layer, encoded)
+        else:
+            raise UnknownNameError(f'No layer matches "{layer}". The memory has: {", ".join(self._layers)}.')
+
+    def _no_columns(self) -> Batch:
+        return Batch(fold=self._folded, matching=self._matching)
 
     def flush(self) -> None:
-        """Waits until all steps so far are on disk; call it just before you save a checkpoint.
+        """Waits until all steps so far are on disk. Call this just before you save a checkpoint.
 
-        A folded memory, which writes all of its sums for this, can be resumed from such steps alone.
+        A folded memory writes all of its sums at each flush, and can be resumed from such steps only.
         """
+        self._guard(self._close_step)()
         if self._writer is not None:
             self._writer.flush()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is recorded inside: `with recorder.paused(): …`."""
+        """Records nothing inside: `with recorder.paused(): …`."""
         self._paused += 1
         self._was_paused = True
         try:
@@ -200,104 +244,235 @@ class Recorder:
     def _on_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        # With a closure, the gradients that count are those it leaves behind.
+        if self._is_nested(optimizer):
+            return None
+        # The optimizer uses the gradients that its closure computes.
         if len(args) > 1 and callable(args[1]):
-            return (args[0], self._then_stage(args[1]), *args[2:]), kwargs
+            return (args[0], self._then_stage(optimizer, args[1]), *args[2:]), kwargs
         if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._then_stage(kwargs["closure"])}
-        self._stage()
+            return args, {**kwargs, "closure": self._then_stage(optimizer, kwargs["closure"])}
+        self._stage(optimizer)
         return None
 
-    def _then_stage(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _is_nested(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a step is part of another step of the same optimizer, by `super().step()`."""
+        return id(optimizer) in self._optimizers.nested and running_steps(optimizer) > 1
+
+    def _then_stage(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        stage = self._guard(self._stage)
+
         def wrapped() -> Any:
             result = closure()
-            self._stage()
+            stage(optimizer)
             return result
 
         return wrapped
 
-    def _stage(self) -> None:
-        """Takes the slots whose gradients the optimizer is about to use, and what it will do with them."""
-        groups = {id(p): g for g in self._optimizer.param_groups for p in g["params"]}
-        scale = getattr(self._optimizer, "grad_scale", None)  # fused optimizers unscale by themselves
+    def _stage(self, optimizer: torch.optim.Optimizer) -> None:
+        """Collects the slots whose gradients an optimizer is about to use, and its options at this step."""
+        if id(optimizer) in self._stepped:
+            self._close_step()
+        groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+        scale = getattr(optimizer, "grad_scale", None)  # fused optimizers unscale gradients themselves
         loss_scale = 1.0 if scale is None else float(scale)
-        self._staged = {}
+        rule = self._optimizers.rules[self._optimizers.each.index(optimizer)]
         self._passes.clear()
-        unseen: list[RecordedLayer] = []
+        without_slots: list[RecordedLayer] = []
         with torch.no_grad():
+            if not self._stepped:
+                self._staged = {}
+                if not self.step:
+                    self._start_over_if_changed()
+                self._state = self._due_state()
+            reasons = self._changes.before_step(self.step, optimizer, groups.keys())
             for name, layer in self._layers.items():
-                rows, gradients = layer.take(loss_scale)
-                rule = {}
-                for parameter_name in layer.trained:
+                logged = {}
+                for parameter_name, own_rule in self._checkpoints.rules[name].items():
                     parameter = layer.parameters[parameter_name]
-                    rule[parameter_name] = self._rule.log(
-                        groups[id(parameter)],
-                        self._optimizer.state.get(parameter, {}),
-                        parameter.grad is not None,
-                    )
+                    group = groups.get(id(parameter))
+                    if group is not None and own_rule is rule:
+                        state, has_gradient = optimizer.state.get(parameter, {}), parameter.grad is not None
+                        logged[parameter_name] = rule.log(group, state, has_gradient)
+                if name in self._staged:  # another optimizer trains parameters of this layer too
+                    self._staged[name].rule |= logged
+                    continue
+                if not logged and name not in reasons:
+                    continue
+                rows, gradients = layer.take(loss_scale) if logged else ([], None)
                 if not rows and gradients is not None:
-                    unseen.append(layer)
-                compared = gradients if gradients is not None and self._errors else {}
-                self._staged[name] = LayerStep(rows, compared, layer.moved(), rule)
-            self._state = self._due_state()
-        self._seen |= any(staged.rows for staged in self._staged.values())
-        if unseen:
-            self._note_unseen(unseen)
+                    without_slots.append(layer)
+                compared = gradients if gradients is not None and self._keeps_errors else {}
+                self._staged[name] = LayerStep(rows, compared, self._reasons(layer) | reasons.get(name, 0), logged)
+        any_rows = any(staged.rows for staged in self._staged.values())
+        if without_slots:
+            self._report_without_slots(without_slots[0])
+        if self._matching.misfits or self._matching.ambiguous:
+            self._report_rows()
+        if any_rows and self._batch and not self._batch.used:
+            self._warn(
+                "late",
+                "recorder.batch(…) was called after the forward pass: it describes the forward passes that follow it, "
+                f"so that no slot of step {self.step} has these columns. Call it before the forward pass.",
+            )
 
-    def _note_unseen(self, layers: list[RecordedLayer]) -> None:
+    def _reasons(self, layer: RecordedLayer) -> int:
+        """Whether anything but an optimizer changed the layer since the last step (`names.MOVED`)."""
+        if not layer.moved():
+            return 0
+        self._changes.log(self.step, WEIGHTS, "weights were changed outside the optimizer", [layer.name])
+        return WEIGHTS
+
+    def _start_over_if_changed(self) -> None:
+        """Before the first step, weights and state may be loaded: the memory starts from these."""
+        assert self._writer is not None
+        if self._changes.any_loaded or any(layer.moved() for layer in self._layers.values()):
+            self._changes.accept()
+            for layer in self._layers.values():
+                layer.settle()
+            if not self._processes.rank:
+                self._writer.replace_initial(self._start.initial())
+
+    def _report_without_slots(self, layer: RecordedLayer) -> None:
         if self._was_paused or self.step < self._first_step:
             return
-        if not self._seen and self._in_training and compiled_graphs():
-            self._stop(
-                "torch.compile has compiled the model without its hooks, before recording began. Start recording "
-                "before the first training step, or call torch.compiler.reset() as it starts"
+        in_training = any(module.training for module in self._model.modules())
+        if self._may_be_compiled and in_training and not self._guard.called:
+            raise UnsupportedError(
+                "torch.compile compiled the model before recording began, so without hooks. Start recording before "
+                "the first training step, or call torch.compiler.reset() before recording"
             )
-        elif not self._warned_unseen:
-            self._warn_unseen(layers[0])
+        reason = (
+            "no call of its module was recorded (is its weight used outside the module?)"
+            if in_training
+            else "the model is in eval mode, which is not recorded (call model.train())"
+        )
+        self._warn(
+            "without slots",
+            f'At step {self.step} layer "{layer.name}" has a gradient but no slots: {reason}. '
+            "The step log marks such steps, and verify reports them.",
+        )
 
-    def _stop(self, reason: str) -> None:
-        """Ends the recording; training goes on."""
+    def _report_rows(self) -> None:
+        """Says once that rows do not fit the batch, and once that it is not clear how they do."""
+        misfits, self._matching.misfits = self._matching.misfits, {}
+        # A pass for monitoring has other rows, which no step uses.
+        used = {n: m for n, m in misfits.items() if any(m.column not in r.columns for r in self._staged[n].rows)}
+        for name, misfit in list(used.items())[:1]:
+            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, but the column "{misfit.column}" was given with'
+            self._warn(
+                "misfit",
+                f"{shapes} shape {misfit.given}: the slots of such rows have no {misfit.column}{_others(used)}. "
+                f'Give one value per row: recorder.batch({misfit.column}=…, layer="{name}"); per position: a '
+                "column of shape (B, L); or, for micro-batches, call recorder.batch before the forward pass of each.",
+            )
+        ambiguous, self._matching.ambiguous = self._matching.ambiguous, {}
+        for name, found in list(ambiguous.items())[:1]:
+            shapes = f'Layer "{name}" has rows of shape {found.rows}, and the column "{found.column}" was given with'
+            self._warn(
+                "ambiguous",
+                f"{shapes} shape {found.given}: examples may be counted along the first axis or along the second one"
+                f"{_others(ambiguous)}. The first one was taken. To say which, give one value for each row: "
+                f'recorder.batch({found.column}=values[:, None].expand{found.rows[:2]}, layer="{name}"), or '
+                "values[None] where examples are counted along the second axis.",
+            )
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warns once in a recording."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, SpotlightsWarning, stacklevel=3)
+
+    def _warn_of_gap(self, writer: MemoryWriter) -> None:
+        if writer.gap is not None:
+            self._warn(
+                "gap",
+                f"{writer.gap}. Contributions will not add up to the answer; they and verify say how much is missing.",
+            )
+
+    def _on_error(self, error: Exception) -> None:
+        """Ends the recording; training continues."""
         assert self._writer is not None
+        reason = str(error)
+        if not isinstance(error, SpotlightsError):
+            logging.getLogger("spotlights").info("An error in a hook of Spotlights.", exc_info=error)
+            reason = f"{type(error).__name__} in a hook of Spotlights, which is a mistake of ours: {error}"
+        self._guard.stopped = True
         self._staged = {}
+        self._passes.clear()
         self._unhook()
         self._writer.flush()
-        self._writer.failure = UnsupportedError(reason)
+        self._writer.failure = self._writer.failure or UnsupportedError(reason.removesuffix("."))
         self._warn_stopped(self._writer.failure)
 
-    @property
-    def _in_training(self) -> bool:
-        return any(module.training for module in self._model.modules())
-
     def _due_state(self) -> dict[str, Tensor]:
-        """A checkpoint of what the rule needs of the optimizer's state, now and then."""
+        """A checkpoint of the optimizer's state, if one is due."""
         assert self._writer is not None
-        if not self.step or self._processes.rank or not self._writer.starts_segment or self._sample:
-            return {}  # of a sample, P cannot be found again
-        return self._checkpoints.before_step(self._staged, self._writer.wants)
+        if not self.step or self._processes.rank or not self._writer.starts_segment:
+            return {}
+        if self._sample or not self._keeps_errors:
+            return {}  # neither P nor weights can be recomputed
+        return self._checkpoints.before_step(self._writer.wants)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        skipped = getattr(optimizer, "found_inf", None)  # a fused optimizer's own skipped step
-        if not self._staged or (skipped is not None and float(skipped) != 0.0):
-            self._staged = {}
+        if self._is_nested(optimizer):
             return
-        layers = self._staged
+        skipped = getattr(optimizer, "found_inf", None)  # fused optimizers skip steps themselves
+        if skipped is not None and float(skipped) != 0.0:
+            self._unstage(optimizer)
+            return
+        if not self._staged:
+            return
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._optimizers.each):
+            self._close_step()
+            self._batch = self._no_columns()
+
+    def _unstage(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has skipped the step. Others may have taken theirs."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, step in self._staged.items() if self._stepped else ():
+            own = {n for n, parameter in self._layers[name].parameters.items() if id(parameter) in held}
+            step.rule = {n: logged for n, logged in step.rule.items() if n not in own}
+        self._staged = {name: step for name, step in self._staged.items() if self._stepped and step.rule}
+
+    def _close_step(self) -> None:
+        """Hands the step over to the writer, if an optimizer has taken it."""
+        if not self._stepped:
+            return
+        staged, state, self._staged, self._state = self._staged, self._state, {}, {}
+        self._stepped = set()
+        self._was_paused = self._paused > 0
+        layers: dict[str, LayerStep] = {}
         with torch.no_grad():
-            for name, staged in layers.items():
-                staged.samples = self._layers[name].settle()
+            for name, layer in self._layers.items():
+                step = staged.get(name)
+                if step is None:  # no optimizer that stepped trains the layer
+                    step = LayerStep([], {}, self._reasons(layer))
+                    if len(self._optimizers.each) == 1 or not self._changes.holds(layer):
+                        layer.forget()
+                for parameter, rule in self._checkpoints.rules[name].items():
+                    if parameter not in step.rule:
+                        step.rule[parameter] = rule.idle
+                step.probed = layer.settle()
+                layers[name] = step
         if self._sample is not None:
             layers = self._thinned(layers, self._sample)
-        state, self._staged, self._state = self._state, {}, {}
-        self._batch = Batch(fold=self._folded)
-        self._was_paused = self._paused > 0
         assert self._writer is not None
-        self._writer.add(StepRecord(self.step, layers, state))
+        if not self._writer.order and any(step.rows for step in layers.values()):
+            self._writer.order = sorted(self._layers, key=lambda name: self._layers[name].called)
+        self._warn_of_gap(self._writer)
+        record = StepRecord(self.step, layers, state, self._statistics.now())
+        if not self._told_bytes:
+            self._told_bytes = announce_bytes(record)
+        self._writer.add(record)
         self.step += 1
         if self._writer.failure is not None:
+            self._guard.stopped = True
             self._unhook()
             self._warn_stopped(self._writer.failure)
 
     def _thinned(self, layers: dict[str, LayerStep], sample: Sample) -> dict[str, LayerStep]:
-        """What a sample keeps of a step."""
+        """The step with the sampled slots only."""
         assert self._writer is not None
         manifest = self._writer.manifest
         seed = int(manifest.run, 16) if manifest.run else manifest.seed or 0
@@ -313,29 +488,18 @@ class Recorder:
             handle.remove()
         self._handles.clear()
 
-    # -- warnings --------------------------------------------------------------------------------
-
     def _warn_stopped(self, failure: BaseException) -> None:
-        if self._warned:
+        if "stopped" in self._warned:
             return
-        self._warned = True
+        self._warned.add("stopped")
         warnings.warn(
-            f"Recording to {self.path} has stopped: {failure}. Training goes on unrecorded; the steps "
-            "committed so far can be opened.",
+            f"Recording to {self._start.store} has stopped: {failure}. Training continues without recording. The steps "
+            "written so far can be opened.",
             RecordingStoppedWarning,
             stacklevel=3,
         )
 
-    def _warn_unseen(self, layer: RecordedLayer) -> None:
-        self._warned_unseen = True
-        reason = (
-            "its forward hooks saw no training pass (is its weight used outside its module?)"
-            if self._in_training
-            else "the model is in eval mode, in which nothing is recorded (call model.train())"
-        )
-        warnings.warn(
-            f'At step {self.step} layer "{layer.name}" got a gradient but no slots: {reason}. '
-            "The step log notes such steps, and verify will report them.",
-            SpotlightsWarning,
-            stacklevel=4,
-        )
+
+def _others(names: Mapping[str, object]) -> str:
+    """How many layers there are besides the first, in words."""
+    return "" if len(names) == 1 else f" (also: {', '.join(list(names)[1:4])}{' …' if len(names) > 4 else ''})"

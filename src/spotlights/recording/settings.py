@@ -1,75 +1,74 @@
-"""How a run is recorded: the options of `record`, checked."""
+"""The options of `record`, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from spotlights.errors import SettingError
-from spotlights.memory.manifest import FoldEntry
-from spotlights.memory.sampling import Sample
+from spotlights.memory.format.manifest import FoldEntry
+from spotlights.memory.format.sampling import Sample
+from spotlights.memory.format.storage import STORAGES, Storage, storage_named
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a run is recorded."""
+class RecordingSettings:
+    """How a run is recorded. The options are described in `record`."""
 
-    patterns: Sequence[str] | None
-    """Of the names of the layers to record; None for all."""
-    dtype: str
+    layers: str | Sequence[str] | None
+    dtype: str | None
     errors: bool
-    fold: FoldEntry | None
-    sample: Sample | None
+    fold: str | None
+    fold_from: int
+    sample: float
+    sample_steps: float
     resume: bool
     overwrite: bool
     segment_bytes: int
 
-    @property
-    def first_step(self) -> int:
-        """The first step whose slots are recorded."""
-        return 0 if self.fold is None else self.fold.from_step
+    def __post_init__(self) -> None:
+        storage = None if self.dtype is None else storage_named(self.dtype)
+        if self.resume and self.overwrite:
+            raise SettingError("Give resume=True or overwrite=True, not both.")
+        if self.fold not in (None, "example"):
+            raise SettingError(f'fold={self.fold!r}: give "example" to add up visits, or None.')
+        if self.fold_from < 0 or (self.fold_from and self.fold is None):
+            raise SettingError(f'fold_from={self.fold_from}: give a step, 0 or later, together with fold="example".')
+        if self.fold and storage is not None and not storage.foldable:
+            others = ", ".join(f'"{name}"' for name, kind in STORAGES.items() if kind.foldable)
+            raise SettingError(f'Running sums cannot be stored as "{self.dtype}". Give one of: {others}.')
+        for name, probability in (("sample", self.sample), ("sample_steps", self.sample_steps)):
+            if not 0 < probability <= 1:
+                raise SettingError(f"{name}={probability}: give a probability above 0 and at most 1.")
+        if self.fold and self.sampling:
+            raise SettingError("Running sums need all visits. Give fold= or sample=, not both.")
 
     @property
-    def encoded_as(self) -> str:
-        """The type of rows as they are handed over; running sums are rounded only when they are written."""
-        return "float32" if self.fold is not None and self.dtype == "float16" else self.dtype
+    def patterns(self) -> Sequence[str] | None:
+        """Patterns of the names of the layers to record; None for all."""
+        return [self.layers] if isinstance(self.layers, str) else self.layers
 
+    @property
+    def keeps_errors(self) -> bool:
+        return self.errors and self.fold is None
 
-def checked(
-    *,
-    layers: str | Sequence[str] | None,
-    dtype: str,
-    errors: bool,
-    fold: str | None,
-    fold_from: int,
-    sample: float,
-    sample_steps: float,
-    resume: bool,
-    overwrite: bool,
-    segment_bytes: int,
-) -> Settings:
-    """The options of `record` as settings; those that do not go together get their error here."""
-    if resume and overwrite:
-        raise SettingError("Give resume=True or overwrite=True, not both.")
-    if fold not in (None, "example"):
-        raise SettingError(f'fold={fold!r}: visits can be added up by "example", or not at all (None).')
-    if fold_from < 0 or (fold_from and fold is None):
-        raise SettingError(f'fold_from={fold_from}: give a step, from 0 on, together with fold="example".')
-    if fold and dtype == "int8":
-        raise SettingError('Running sums are kept as "float32", "float64" or "float16": choose one of these as dtype.')
-    for name, share in (("sample", sample), ("sample_steps", sample_steps)):
-        if not 0 < share <= 1:
-            raise SettingError(f"{name}={share}: give a probability above 0; 1 keeps all.")
-    sampled = None if sample == sample_steps == 1 else Sample(float(sample), float(sample_steps))
-    if fold and sampled:
-        raise SettingError("Running sums are made of all visits: give fold= or sample=, not both.")
-    return Settings(
-        patterns=[layers] if isinstance(layers, str) else layers,
-        dtype=dtype,
-        errors=errors and fold is None,
-        fold=None if fold is None else FoldEntry(fold, fold_from),
-        sample=sampled,
-        resume=resume,
-        overwrite=overwrite,
-        segment_bytes=segment_bytes,
-    )
+    @property
+    def fold_entry(self) -> FoldEntry | None:
+        return None if self.fold is None else FoldEntry(self.fold, self.fold_from)
+
+    @property
+    def sampling(self) -> Sample | None:
+        all_slots = self.sample == self.sample_steps == 1
+        return None if all_slots else Sample(float(self.sample), float(self.sample_steps))
+
+    def storage_of(self, weight: torch.dtype) -> Storage:
+        """How a layer with weights of that type is stored."""
+        # float32 represents float16 and bfloat16 exactly.
+        return storage_named(self.dtype or ("float64" if weight == torch.float64 else "float32"))
+
+    def encoding_of(self, weight: torch.dtype) -> Storage:
+        """How rows are handed to the writer. Running sums are rounded to float16 only when they are written."""
+        storage = self.storage_of(weight)
+        return storage_named("float32") if self.fold is not None and storage.name == "float16" else storage

@@ -1,0 +1,245 @@
+"""The table of architectures: what recording gives for networks as users write them. Writes docs/architectures.md.
+
+    python benchmarks/architectures.py                       all of them, about ten minutes on one core
+    python benchmarks/architectures.py --only ViT "U-Net"    some of them, printed and not written
+
+Each architecture (`zoo/`) is trained for some steps in a process of its own, with a limit of time, first without and
+then with recording. An architecture that fails, fails in its own row: every cell says what came out or why nothing did.
+Networks of Hugging Face need the extra "architectures"; without it they are listed as not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from zoo import ARCHITECTURES, Setup
+
+import spotlights as sl
+
+for _file in ("vision", "text", "hugging_face", "others"):
+    import_module(f"zoo.{_file}")  # registers its architectures
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
+STEPS, PLAIN_STEPS, LIMIT = 8, 16, 60
+OF_THE_CHANGE = 1e-4
+COLUMNS = {
+    "trained": "trained numbers",
+    "recorded": "recorded",
+    "verify": "of the change",
+    "sum": "initial + Σ = output",
+    "influence": "influence",
+    "suspects": "suspects",
+    "ratio": "step time",
+    "bytes": "bytes per example",
+}
+HEAD = f"""# Architectures
+
+What recording gives for networks as users write them. Made by `python benchmarks/architectures.py`: small random data,
+{STEPS} steps, float32, one thread.
+
+- *recorded*: the share of the trained numbers that belong to layers with slots.
+- *of the change*: the largest part of a layer's change that the slots miss; 1e-4 is rounding.
+- *initial + Σ = output*: the difference for one test input, in the layer that answers, and what the result says.
+- *influence*, *suspects*: seconds for the first answer.
+- *step time*: the quickest recorded step over the quickest plain one, of a few; without what is written at the end.
+  `benchmarks/networks.py` measures the cost of recording with care.
+- *bytes per example*: of keys and errors, for each step.
+"""
+
+
+class Cells:
+    """The row of one architecture; each cell is printed once it is known, so that a time limit leaves the others."""
+
+    def fill(self, cell: str, make: Callable[[], str]) -> None:
+        try:
+            text = make()
+        except Exception as error:  # the table's purpose is to show these
+            text = _sentence(error)
+        self.print(cell, text)
+
+    def print(self, cell: str, text: str) -> None:
+        print(json.dumps({cell: text}), flush=True)
+
+
+def _sentence(error: BaseException, length: int = 110) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def measure(name: str) -> None:
+    """Prints the cells of one architecture."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cells = Cells()
+    try:
+        setup = ARCHITECTURES[name]()
+    except ImportError as error:
+        cells.print("trained", f"not installed: {error.name}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.memory"
+        plain = [_timed(setup, None) for _ in range(PLAIN_STEPS)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            recorded: list[float] = []
+            try:
+                _record(setup, path, recorded)
+            except Exception as error:  # what a user's script would have ended with
+                cells.print("recorded", f"{'TRAINING ENDED by' if recorded else 'REFUSED:'} {_sentence(error)}")
+                return
+        print(json.dumps({"said": [str(w.message) for w in caught if issubclass(w.category, sl.SpotlightsWarning)]}))
+        _ask(setup, sl.open(path), cells)
+        cells.fill("ratio", lambda: f"{min(recorded) / min(plain):.1f}")
+        stored = sum(file.stat().st_size for file in (path / "segments").rglob("*"))
+        cells.fill("bytes", lambda: f"{stored / (STEPS * setup.batch_size):,.0f}")
+
+
+def _record(setup: Setup, path: Path, seconds: list[float]) -> None:
+    """Trains with recording, and notes the seconds of each step."""
+    with sl.record(setup.model, setup.optimizer, path) as recorder:  # type: ignore[arg-type]
+        for _ in range(STEPS):
+            seconds.append(0.0)
+            seconds[-1] = _timed(setup, recorder)
+
+
+def _timed(setup: Setup, recorder: sl.Recorder | None) -> float:
+    ids = torch.randint(setup.examples, (setup.batch_size,))
+    start = time.perf_counter()
+    if recorder is not None:
+        recorder.batch(**setup.columns(ids))
+    setup.step(ids)
+    return time.perf_counter() - start
+
+
+def _ask(setup: Setup, memory: sl.Memory, cells: Cells) -> None:
+    cells.fill("trained", lambda: f"{memory.info.as_dict()['trained parameters']:,}")
+    cells.fill("recorded", lambda: _recorded(memory, setup))
+    cells.fill("verify", lambda: _verified(memory, setup))
+    cells.fill("sum", lambda: _sum(memory, setup))
+    cells.fill("suspects", lambda: _suspects(memory, setup))
+    cells.fill("influence", lambda: _influence(memory, setup))
+
+
+def _recorded(memory: sl.Memory, setup: Setup) -> str:
+    info = memory.info.as_dict()
+    empty = [name for name, layer in memory.layers.items() if not layer.slots and layer.trained]
+    modules = dict(setup.model.named_modules())
+    without = sum(p.numel() for name in empty if name in modules for p in modules[name].parameters(recurse=False))
+    claimed = info["recorded parameters"]
+    # Layers without slots that do not count as recorded are in the list of those that are not.
+    covered = claimed if any(name.rsplit(".", 1)[0] in empty for name in info["not recorded"]) else claimed - without
+    share = 1000 * covered // max(info["trained parameters"], 1) / 10
+    names = info["not recorded"]
+    notes = [f"without slots: {_some(empty)}"] if empty else []
+    notes += [f"not: {_some(list(names))}"] if names else []
+    return f"{share:g} %" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _verified(memory: sl.Memory, setup: Setup) -> str:
+    verified = memory.verify(setup.model)
+    trained = {name: check for name, check in verified.items() if memory.layers[name].trained}
+    if not trained:
+        return "no trained layer is recorded"
+    worst = max(trained, key=lambda name: trained[name].change_error)
+    missing = [name for name, check in trained.items() if check.change_error > OF_THE_CHANGE]
+    text = f"{trained[worst].change_error:.0e}"
+    if missing:
+        claimed = [name for name in missing if trained[name].ok]
+        text += f" ({len(missing)} of {len(trained)} layers" + (f", {len(claimed)} said to be ok" if claimed else "")
+        reasons = [n for n in missing if trained[n].unexplained_steps or trained[n].moved_steps]
+        text += f", {len(missing) - len(reasons)} without a reason)" if len(reasons) < len(missing) else ")"
+    return text
+
+
+def _sum(memory: sl.Memory, setup: Setup) -> str:
+    spot = memory.attend(setup.model, setup.inputs)
+    attention = spot[setup.answers]
+    parts: Any = (
+        attention.whole().contributions(setup.target) if len(attention) > 1 else attention.contributions(setup.target)
+    )
+    number = setup.target(spot.output).detach().double()
+    made = parts.initial + parts.total()
+    rounding = getattr(parts, "rounding", None)
+    made = made if rounding is None else made + rounding
+    return f"{float((made - number).abs().max()):.0e}, {'exact' if parts.exact else parts.note or 'no note'}"[:110]
+
+
+def _suspects(memory: sl.Memory, setup: Setup) -> str:
+    start = time.perf_counter()
+    suspects = memory.suspects(5)
+    took = time.perf_counter() - start
+    return f"{took:.1f} s" if suspects.layer == setup.answers else f"WRONG LAYER {suspects.layer}"
+
+
+def _influence(memory: sl.Memory, setup: Setup) -> str:
+    start = time.perf_counter()
+    memory.attend(setup.model, setup.inputs).influence(setup.target).top(3)
+    return f"{time.perf_counter() - start:.1f} s"
+
+
+def row_of(name: str, limit: float) -> dict[str, Any]:
+    """Runs one architecture in a process of its own."""
+    command = [sys.executable, __file__, "--one", name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    cells: dict[str, Any] = {}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+        output, failure = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except subprocess.TimeoutExpired as expired:
+        output, failure = (expired.stdout or b"").decode(), [f"stopped after {limit:g} s"]
+    for line in output.splitlines():
+        if line.startswith("{"):
+            cells |= json.loads(line)
+    if failure:
+        first_empty = next((cell for cell in COLUMNS if cell not in cells), "bytes")
+        cells[first_empty] = failure[0][:110]
+    return cells
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    lines = ["| architecture | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " --- |" * len(COLUMNS)]
+    for name, cells in rows.items():
+        texts = [str(cells.get(cell, "–")).replace("|", "\\|") for cell in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=f"some of: {', '.join(ARCHITECTURES)}")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
+    settings = parser.parse_args()
+    if settings.one:
+        measure(settings.one)
+        return
+    rows = {}
+    for name in settings.only or ARCHITECTURES:
+        start = time.perf_counter()
+        rows[name] = row_of(name, settings.limit)
+        took = time.perf_counter() - start
+        print(f"{name}: {rows[name]} ({took:.0f} s)", file=sys.stderr, flush=True)
+    print(table(rows))
+    if not settings.only:
+        PAGE.write_text(f"{HEAD}\n{table(rows)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Questions about one answer of a subject's network: the same as on the explorer's page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import spotlights as sl
+from spotlights.cli.options import progress_bar
+from spotlights.errors import SettingError
+from spotlights.explorer import queries
+from spotlights.results import Passages
+from spotlights.selections import read_selections, where_any, without_any
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One query about a subject, and the network's attention."""
+
+    memory: sl.Memory
+    model: nn.Module
+    query: queries.Query
+    spot: sl.Spotlights
+
+    def answer(self, target: int | None) -> str:
+        """What the network says, and which output is looked at."""
+        said = self.query.described(self.spot.output)["said_name"]
+        looked_at = "" if target is None else f"; shown is output {self.query.output_name(target)}"
+        return f"{self.query.name}: the network says {said}{looked_at}"
+
+    def measure(self, name: str, layer: str | None, target: int | None) -> Any:
+        """A measure of one layer, by default the last; of all layers for influence and history."""
+        if name == "history":
+            if layer is not None:
+                raise SettingError("A history goes through all layers: leave out --layer.")
+            return self.history(None if target is None else str(target))
+        kind = queries.kind_named(name)
+        number = self.query.output_number(self.spot.output, target) if kind.signed else None
+        measure = queries.measure_of(self.query, self.spot, kind, layer, number)
+        return measure.absolute() if name == "absolute" else measure
+
+    def history(self, target: str | None) -> sl.History:
+        """How an output, or the difference of two ("7-9"), came about; by default the largest output."""
+        output = self.spot.output
+        wanted = str(self.query.output_number(output, None)) if target is None else target
+        parts = wanted.split("-")
+        if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+            raise SettingError(f'--target {target}: write an output, "7", or the difference of two, "7-9".')
+        numbers = [self.query.output_number(output, int(part)) for part in parts]
+        chosen = [self.query.target(output, number) for number in numbers]
+        toward = chosen[0] if len(chosen) == 1 else wanted
+        if callable(toward) or (len(chosen) == 2 and callable(chosen[0])):
+            first, *second = chosen
+            toward = first if not second else lambda output: first(output) - second[0](output)
+        with progress_bar("Going back over all of training") as progress:
+            name = " − ".join(self.query.output_name(number) for number in numbers)
+            return self.spot.history({name: toward}, progress=progress)
+
+    def masked(self, left_out: str, layers: str | None) -> dict[str, Any]:
+        """The answer with and without what the mask leaves out."""
+        mask = queries.mask_of(left_out, layers, self.memory)
+        view = without_any(self.memory, [dict(conditions) for conditions in mask.selections])
+        masked = view.primal(self.model, layers=mask.layers) if mask else self.model
+        networks = {"with": self.model, "without": masked}
+        return {
+            name: self.query.described(queries.run(network, self.query.batch)) for name, network in networks.items()
+        }
+
+
+def ask(subject: sl.Subject, query: str, *, where: str = "", without: str = "", engine: Any = None) -> Asked:
+    """Asks the subject's network about an input, over some of the slots; a bare number is the id of a test input."""
+    memory = subject.open()
+    memory = memory if engine is None else memory.on(engine)
+    model = subject.network(memory)
+    asked = queries.read_query(subject, query if ":" in query else f"test:{query}")
+    view = without_any(where_any(memory, read_selections(where, memory)), read_selections(without, memory))
+    return Asked(memory, model, asked, view.attend(model, asked.batch))
+
+
+# -- passages of a text -----------------------------------------------------------------------
+
+
+def passages(
+    subject: sl.Subject, prompt: str, *, last: int, kernel: str, part: str | None, layer: str | None, **shown: Any
+) -> Passages:
+    """The passages of the training text that the last tokens of a prompt attend to."""
+    text = subject.text
+    if text is None:
+        raise SettingError("Passages are of a training text: give the subject text= and tokenizer=.")
+    query, memory = queries.read_query(subject, f"text:{prompt}"), subject.open()
+    # The words of a text stand without the spaces around them.
+    tokens = [token if isinstance(text, str) else token.strip() or token for token in query.tokens or ()]
+    layer = layer or subject.layer or list(memory.layers)[-1]
+    spot = memory.attend(subject.network(memory), query.batch, layers=[layer], kernel=kernel, part=part)
+    return spot[layer].passages(text, prompt=tokens, tokens=range(-min(last, len(tokens)), 0), **shown)

@@ -1,0 +1,348 @@
+"""The commands: about a whole memory, and about one answer of its network."""
+
+import gc
+import webbrowser
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import spotlights as sl
+from spotlights.cli import options
+from spotlights.cli.options import AsJson, app, optional, print_json, print_result, waiting
+from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path
+from spotlights.errors import SettingError
+from spotlights.explorer import Served
+from spotlights.selections import id_range, read_selections, where_any
+
+# -- about a whole memory ---------------------------------------------------------------------
+
+
+@app.command(epilog="Example:  [bold]spotlights info runs/demo/demo.memory[/]")
+def info(memory: options.Memory, subject: options.Subject = None, as_json: AsJson = False) -> None:
+    """Say what a memory holds; with a subject, also which inputs can be asked about."""
+    known = sl.open(memory_path(memory)).info
+    inputs = None if subject is None else load_subject(subject).inputs
+    ids = "" if inputs is None else f"{len(inputs):,} inputs, ids {id_range(inputs.ids)}"
+    if as_json:
+        print_json({**known.as_dict(), **({"inputs": ids} if ids else {})})
+    else:
+        print_result(known)
+        if ids:
+            typer.echo(f"{subject}: {ids}")
+
+
+@app.command(epilog="Example:  [bold]spotlights copy runs/demo/demo.memory s3://bucket/demo.memory[/]")
+def copy(
+    memory: options.Memory,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="A new folder, or an address such as s3://bucket/a.memory.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a memory that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a memory to another folder or bucket, and verify the copy; exit code 1 if it does not verify."""
+    with waiting("Copying every file"):
+        copied = sl.open(memory_path(memory)).copy(to, overwrite=overwrite)
+    with waiting("Reading and adding up every slot of the copy"):
+        try:
+            checks = copied.verify()
+        except sl.UnsupportedError as error:  # its files were checked before this was raised
+            typer.echo(error, err=True)
+            return
+    _end_with(checks, as_json=as_json)
+
+
+@app.command(epilog="Example:  [bold]spotlights verify runs/demo/demo.memory && echo exact[/]")
+def verify(memory: options.Memory, subject: options.Subject = None, as_json: AsJson = False) -> None:
+    """Check that a memory is whole and equals the network it recorded; exit code 1 if not.
+
+    With --subject, the network is the subject's; otherwise the weights that the recording left.
+    """
+    with waiting("Reading and adding up every slot"):
+        opened = sl.open(memory_path(memory))
+        checks = opened.verify(None if subject is None else load_subject(subject).load_model(opened))
+    _end_with(checks, as_json=as_json)
+
+
+def _end_with(checks: Any, *, as_json: bool) -> None:
+    if as_json:
+        layers = {name: {**asdict(check), "exact": check.ok} for name, check in checks.items()}
+        print_json({"exact": checks.ok, "damaged": checks.damaged, "layers": layers})
+    else:
+        print_result(checks)
+    raise typer.Exit(0 if checks.ok else 1)
+
+
+@app.command(epilog="Example:  [bold]spotlights audit runs/demo -k 50[/]")
+def audit(
+    memory: options.Memory,
+    subject: options.Subject = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many suspects.")] = 100,
+    where: options.Where = "",
+    out: Annotated[Path | None, optional(help="The folder; audit/NAME by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank the training examples that look mislabelled, also while training runs; writes CSV and HTML."""
+    with waiting("Adding up the errors of every visit"):
+        from spotlights.cli.audit_page import write_audit
+
+        path = memory_path(memory)
+        opened = sl.open(path)
+        suspects = where_any(opened, read_selections(where, opened)).suspects(k)
+        folder = Path("audit") / path.resolve().stem if out is None else out
+        page = write_audit(opened, suspects, known_subject(memory, subject), folder)
+    if as_json:
+        print_json({"page": str(page), "suspects": list(suspects.rows())})
+    else:
+        print_result(suspects)
+        typer.echo(page)
+
+
+# -- about one answer -------------------------------------------------------------------------
+
+
+@app.command(epilog="Example:  [bold]spotlights top runs/demo 60000 --measure score -k 5[/]")
+def top(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    layer: options.Layer = None,
+    measure: options.Measure = "contribution",
+    target: options.Target = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many.")] = 10,
+    slots: Annotated[bool, typer.Option("--slots", help="Each visit on its own, instead of added up.")] = False,
+    against: Annotated[bool, typer.Option("--against", help="Those that speak most against the output.")] = False,
+    where: options.Where = "",
+    without: options.Without = "",
+    shard: options.Shard = None,
+    out: options.Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the training examples that an answer is made of."""
+    question = {"memory": str(memory), "query": query, "where": where, "without": without}
+    settings = {"layer": layer, "measure": measure, "target": target, "k": k, "slots": slots, "against": against}
+    _answer({"command": "top", **question, "settings": settings}, subject, shard, out, as_json=as_json)
+
+
+@app.command(epilog="Example:  [bold]spotlights totals runs/demo 60000 --by step --bins 10[/]")
+def totals(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    by: Annotated[
+        str | None, optional(help="The column, such as label or step; by default one that has few values.")
+    ] = None,
+    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    layer: options.Layer = None,
+    measure: options.Measure = "contribution",
+    target: options.Target = None,
+    where: options.Where = "",
+    without: options.Without = "",
+    shard: options.Shard = None,
+    out: options.Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add up what the training examples of each group add to an answer."""
+    question = {"memory": str(memory), "query": query, "where": where, "without": without}
+    settings = {"layer": layer, "measure": measure, "target": target, "by": by, "bins": bins}
+    _answer({"command": "totals", **question, "settings": settings}, subject, shard, out, as_json=as_json)
+
+
+@app.command(epilog="Example:  [bold]spotlights merge part-*[/]")
+def merge(
+    parts: Annotated[list[Path], typer.Argument(metavar="PARTS", help="What all jobs of --shard have written.")],
+    subject: options.Subject = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the parts of a top or totals together that the jobs of an array have answered with --shard.
+
+    The parts say what was asked of which memory. No code is taken from them: give --subject as the jobs did.
+    """
+    merged = sl.Merged(parts)
+    about = merged.about if isinstance(merged.about, dict) else {}
+    texts = ("memory", "query", "where", "without")
+    if about.get("command") not in _ANSWERS or not all(isinstance(about.get(name), str) for name in texts):
+        raise SettingError("These are not parts of spotlights top or totals.")
+    _answer(about, subject, as_json=as_json, engine=merged)
+
+
+@app.command(epilog="Example:  [bold]spotlights history runs/demo 60000 --target 7-9 --by label --plot history.png[/]")
+def history(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    target: Annotated[
+        str | None, optional(help='The output, or the difference of two, such as "7-9"; the largest one by default.')
+    ] = None,
+    by: Annotated[
+        str | None, optional(help="The column, such as label or source; by default one that has few values.")
+    ] = None,
+    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many examples for and against.")] = 5,
+    plot: Annotated[Path | None, optional(help="Write a picture: the output after every step, by the column.")] = None,
+    where: options.Where = "",
+    without: options.Without = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show how an answer came about in training: an exact sum over all layers and steps. Takes as long as training."""
+    asked = _ask(memory, query, subject, where, without)
+    account = asked.history(target)
+    if by is None:
+        by = next(iter(asked.memory.groups()), "step")
+        bins = 10 if bins is None and by == "step" else bins
+    answers = {"totals": account.totals(by, bins=bins)}
+    if "example" in asked.memory.columns:
+        answers |= {"for": account.top(k), "against": account.bottom(k)}
+    forgotten = account.forgetting()
+    if plot is not None:
+        from spotlights import figures
+
+        figures.save(account.plot(by=None if by == "step" else by), plot)
+    if as_json:
+        print_json(
+            {
+                "account": {row["term"]: row[account.names[0]] for row in account.rows(0)},
+                "exact": account.exact,
+                **{name: float(getattr(account, name)[0]) for name in ("error", "residual", "kappa")},
+                **{name: list(answer.rows(0)) for name, answer in answers.items()},
+                "forgotten": list(forgotten.rows()),
+            }
+        )
+    else:
+        print_result(asked.answer(None), account, *answers.values(), *([forgotten] if len(forgotten) else []))
+
+
+@app.command(epilog='Example:  [bold]spotlights mask runs/demo 60000 "label=7; step=0-300"[/]')
+def mask(
+    memory: options.Memory,
+    query: options.Query,
+    left_out: Annotated[
+        str,
+        typer.Argument(
+            metavar="SELECTION",
+            help='What to leave out, such as "label=3,5": also "label=3 step=0-300" for what meets both, and "label=3; '
+            'step=0-300" for what meets either.',
+        ),
+    ],
+    subject: options.Subject = None,
+    layers: Annotated[str | None, optional(help="Only in these layers, such as layers.1,layers.2.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show an answer with and without some of the training."""
+    with waiting("Adding up the weights that are left"):
+        answers = _ask(memory, query, subject).masked(left_out, layers)
+    print_json(answers) if as_json else print_result(_compared(answers))
+
+
+@app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
+def passages(
+    memory: options.Memory,
+    subject: options.Subject = None,
+    *,
+    prompt: Annotated[str, typer.Option(help="Text to ask about, at its end.")],
+    last: Annotated[int, typer.Option(min=1, help="Ask about so many tokens at the end, together.")] = 1,
+    layer: Annotated[str | None, optional(help="The layer; that of the subject, or the last one, by default.")] = None,
+    kernel: Annotated[
+        str, typer.Option(help="How keys and queries are compared: dot (what the network does), cosine, cosine-parts.")
+    ] = "cosine",
+    part: Annotated[
+        str | None,
+        optional(help="Of a recurrent layer: only x, the token itself, or h, what was read before it."),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
+    around: Annotated[int | None, optional(min=0, help="Show at most so many tokens on either side.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the passages of the training text that a prompt attends to."""
+    from spotlights.cli import asking
+
+    with waiting("Reading the keys of every position"):
+        about = find_subject(memory, subject)
+        answer = asking.passages(about, prompt, last=last, kernel=kernel, part=part, layer=layer, k=k, around=around)
+    print_json(list(answer.rows())) if as_json else print_result(answer)
+
+
+@app.command(epilog="Example:  [bold]spotlights explore runs/demo[/]")
+def explore(
+    memory: options.Memory,
+    subject: options.Subject = None,
+    host: Annotated[str, typer.Option(help="Another address than this machine's own demands a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8733,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Open the explorer: a local web page. Ctrl-C stops it."""
+    with waiting("Opening"):
+        served = Served(find_subject(memory, subject), host=host, port=port)
+    gc.freeze()  # torch and its kind stay: walking through them in the middle of an answer takes 150 ms
+    print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
+    if browser:
+        webbrowser.open(served.url)
+    served.wait()
+
+
+def _ask(memory: Path, query: str, subject: str | None, where: str = "", without: str = "", engine: Any = None) -> Any:
+    from spotlights.cli.asking import ask
+
+    return ask(find_subject(memory, subject), query, where=where, without=without, engine=engine)
+
+
+def _answer(
+    about: dict[str, Any],
+    subject: str | None,
+    shard: str | None = None,
+    out: Path | None = None,
+    *,
+    as_json: bool,
+    engine: Any = None,
+) -> None:
+    """Answers a question that is given as plain data: all of it, one shard, or what an engine has of it already."""
+    if (shard is None) != (out is None):
+        raise SettingError("--shard 3/20 and --out FILE belong together.")
+    if shard is not None:
+        number, _, count = shard.partition("/")
+        if not (number.isdecimal() and count.isdecimal()):
+            raise SettingError(f'--shard {shard}: write "3/20" for the third of 20 shares.')
+        engine = sl.Shard(int(number), int(count))
+    asked = _ask(Path(about["memory"]), about["query"], subject, about["where"], about["without"], engine)
+    answer = _ANSWERS[about["command"]](asked, **about["settings"])
+    if shard is not None:
+        engine.save(out, about)
+        typer.echo(out)
+    elif as_json:
+        print_json(list(answer.rows(0)))
+    else:
+        print_result(asked.answer(about["settings"]["target"]), answer)
+
+
+def _top(asked: Any, *, layer: Any, measure: Any, target: Any, k: int, slots: bool, against: bool) -> Any:
+    values = asked.measure(measure, layer, target)
+    if against and not values.signed:
+        raise SettingError(f"Nothing speaks against an output by its {measure}. Give --measure contribution.")
+    by = None if slots or "example" not in asked.memory.columns else "example"
+    return (values.bottom if against else values.top)(k, by=by)
+
+
+def _totals(asked: Any, *, layer: Any, measure: Any, target: Any, by: str | None, bins: int | None) -> Any:
+    if by is None:
+        by = next(iter(asked.memory.groups()), "step")
+        bins = 10 if bins is None and by == "step" else bins
+    return asked.measure(measure, layer, target).totals(by, bins=bins)
+
+
+_ANSWERS = {"top": _top, "totals": _totals}
+
+
+def _compared(answers: dict[str, Any]) -> Any:
+    """The outputs with and without, as a table."""
+    from spotlights.results import build
+
+    before, after = answers["with"], answers["without"]
+    now = {output["number"]: output["logit"] for output in after["outputs"]}
+    rows = [
+        [output["name"], output["logit"], now[output["number"]], now[output["number"]] - output["logit"]]
+        for output in before["outputs"]
+        if output["number"] in now
+    ]
+    title = f"the network says {before['said_name']}; without these: {after['said_name']}"
+    return build(title, ["output", "with", "without", "change"], rows, None)

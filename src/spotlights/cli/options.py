@@ -1,0 +1,117 @@
+"""What the commands share: the application, how commands fail and print, and the options of several.
+
+Torch and all that needs it are imported inside the commands, so that `spotlights --help` answers at once.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from spotlights.errors import SpotlightsError
+
+
+class Commands(TyperGroup):
+    """What Spotlights raises on purpose, in any command, becomes a red message and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpotlightsError as error:
+            from rich.console import Console
+
+            from spotlights.results import printable
+
+            Console(stderr=True).print(
+                printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True
+            )
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="spotlights",
+    cls=Commands,
+    help="Which training examples is an answer made of?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float], object]]:
+    """A bar on the terminal; the function is told the share that is done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def print_result(*results: Any) -> None:
+    from rich.console import Console
+
+    for result in results:
+        Console().print(result, markup=False, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, default=str))
+
+
+# -- arguments and options --------------------------------------------------------------------
+
+
+def optional(*names: str, help: str, **limits: Any) -> Any:
+    """An option that need not be given: its help says what happens then, where a default would say None."""
+    return typer.Option(*names, help=help, show_default=False, **limits)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+Memory = Annotated[
+    Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote; or a run of spotlights run or demo.")
+]
+Subject = Annotated[
+    str | None,
+    optional(
+        "--subject",
+        help="The sl.Subject with the network and the inputs: FILE.py:NAME or module:name. By default that of the run, "
+        'or subject = "FILE.py:NAME" in ./spotlights.toml.',
+    ),
+]
+Query = Annotated[
+    str,
+    typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID or text:PROMPT, if the subject can."),
+]
+Layer = Annotated[str | None, optional(help="The layer; the last one by default.")]
+Measure = Annotated[
+    str,
+    typer.Option(
+        help="contribution, influence (an estimate, over all layers), history (over all layers and all of training: as "
+        "long as a training run), score or absolute (the score's size)."
+    ),
+]
+Target = Annotated[int | None, optional(min=0, help="The output, by its number; the largest one by default.")]
+Shard = Annotated[
+    str | None,
+    optional(help='Only this share of the memory, such as "3/20", as one job of an array; needs --out.'),
+]
+Out = Annotated[Path | None, optional(help="With --shard: the file for this part; spotlights merge takes all of them.")]
+Where = Annotated[str, optional(help='Only these slots, such as "label=3,5 step=0-300".')]
+Without = Annotated[str, optional(help='Without these slots, such as "example=12; step=0-300".')]

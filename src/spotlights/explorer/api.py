@@ -1,0 +1,224 @@
+"""The addresses of the API: what each one takes, and what it answers. A bad parameter gets a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from starlette.requests import Request
+from starlette.responses import Response
+
+import spotlights as sl
+from spotlights.errors import SettingError, SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.explorer import data
+from spotlights.explorer.explorer import Explorer, Preparing
+from spotlights.explorer.queries import KINDS, Query, known_layer, mask_of, read_query, whole_number
+from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
+from spotlights.explorer.views import pixels, png
+from spotlights.selections import format_selections, read_selections
+
+QUERY = ("q", "at")
+LOOK = (*QUERY, "layer", "measure", "target", "top", "by", "per", "where")
+MASK = ("mask", "in")
+
+
+class Parameters:
+    """The parameters of one request; unknown ones are mistakes."""
+
+    def __init__(self, explorer: Explorer, request: Request, allowed: tuple[str, ...]) -> None:
+        self._explorer, self._given, self._path = explorer, request.query_params, request.path_params
+        unknown = [name for name in self._given if name not in allowed]
+        if unknown:
+            raise SettingError(f"Unknown parameter {unknown[0][:40]!r}. There are: {', '.join(allowed) or 'none'}.")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._given.get(name, default)
+        if value is None:
+            raise SettingError(f"The parameter {name}= is missing.")
+        return value
+
+    def optional(self, name: str) -> str | None:
+        return self._given.get(name) or None
+
+    def choice(self, name: str, *choices: str) -> str:
+        """One of some words, by default the first."""
+        value = self._given.get(name, choices[0])
+        if value not in choices:
+            raise SettingError(f"{name}={value[:40]!r}: give one of {', '.join(choices)}.")
+        return value
+
+    def number(self, name: str, default: int | None, low: int, high: int) -> Any:
+        given = self._given.get(name)
+        if not given:
+            return default
+        value = whole_number(given, f"a value of {name}=")
+        if not low <= value <= high:
+            raise SettingError(f"{name}={value}: give {low:,} to {high:,}.")
+        return value
+
+    # -- what a request is about ---------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        return whole_number(self._path["id"], "an id")
+
+    def query(self) -> Query:
+        return read_query(self._explorer.subject, self.text("q"), self.number("at", None, 0, 1 << 20))
+
+    def wanted(self) -> Wanted:
+        layers = self._explorer.opened.layers
+        where, memory = self.optional("where"), self._explorer.opened.memory
+        return Wanted(
+            layer=known_layer(self.text("layer", next(reversed(layers), "")), layers),
+            measure=self.choice("measure", *KINDS),
+            target=self.number("target", None, 0, 1 << 30),
+            by=self.choice("by", "example", "slot"),
+            per=self.optional("per"),
+            where=format_selections(read_selections(where, memory)) if where else "",
+            top=self.number("top", 24, 1, 500),
+        )
+
+    def mask(self) -> sl.Mask:
+        return mask_of(self.text("mask", ""), self.optional("in"), self._explorer.opened.memory)
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+def _refresh(explorer: Explorer, given: Parameters) -> Any:
+    """Opens a memory again that is still being recorded."""
+    explorer.refresh()
+    return data.overview(explorer)
+
+
+def _inputs(explorer: Explorer, given: Parameters) -> Any:
+    """Test inputs with what the network says to them."""
+    only, order = given.choice("only", "all", "wrong", "right"), given.choice("order", "given", "random", "unsure")
+    label, source = given.number("label", None, -(1 << 31), 1 << 31), given.optional("source")
+    first, count = given.number("first", 0, 0, 1 << 31), given.number("count", 60, 1, 500)
+    seed = given.number("seed", 0, 0, 1 << 31)
+    inputs, predicted = explorer.inputs, data.predictions(explorer)
+    chosen = torch.ones(len(inputs), dtype=torch.bool)
+    if inputs.labels is not None:
+        labels = torch.tensor(inputs.labels)
+        if label is not None:
+            chosen &= labels == label
+        if predicted is not None and only != "all":
+            chosen &= (predicted[0] == labels) == (only == "right")
+    if source is not None and inputs.sources is not None:
+        chosen &= torch.tensor([each == source for each in inputs.sources])
+    places = chosen.nonzero().flatten()
+    if order == "random":
+        places = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))]
+    elif order == "unsure" and predicted is not None:
+        places = places[predicted[1][places].argsort(stable=True)]
+    rows = [data.input_row(explorer, place) for place in places[first : first + count].tolist()]
+    return {"matching": len(places), "first": first, "inputs": rows}
+
+
+def _input_png(explorer: Explorer, given: Parameters) -> Response:
+    return _picture(explorer.inputs.show(explorer.inputs.place(given.id)))
+
+
+def _example(explorer: Explorer, given: Parameters) -> Any:
+    """A training example: how it looks, what is known of it, and when it was visited."""
+    with explorer.scanning:
+        visits = explorer.opened.memory.visits(given.id)
+    return {**asdict(visits), "shown": data.show_example(explorer, given.id)}
+
+
+def _example_png(explorer: Explorer, given: Parameters) -> Response:
+    if explorer.show is None:
+        raise UnknownNameError("Training examples have no pictures here.")
+    return _picture(explorer.show(given.id))
+
+
+def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any]) -> Any:
+    """What is said about the values of a query; kept."""
+    query, wanted = given.query(), given.wanted()
+    if KINDS[wanted.measure].estimate:
+        explorer.prepare_influence()  # before anybody holds the scan: it may take longer than a request should
+    return explorer.kept((answer.__name__, query.name, query.position, wanted), lambda: answer(explorer, query, wanted))
+
+
+def _audit(explorer: Explorer, given: Parameters) -> Any:
+    top = given.number("top", 24, 1, 500)
+    return explorer.kept(("audit", top), lambda: audit(explorer, top))
+
+
+def _accuracy(explorer: Explorer, given: Parameters) -> Any:
+    mask = given.mask()
+    explorer.masks()
+    return explorer.kept(("accuracy", mask), lambda: data.accuracy(explorer, mask))
+
+
+ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...]]] = {
+    "/api/run": (lambda explorer, _: data.overview(explorer), ()),
+    "/api/refresh": (_refresh, ()),
+    "/api/status": (lambda explorer, _: data.status(explorer), ()),
+    "/api/inputs": (_inputs, ("only", "label", "source", "order", "seed", "first", "count")),
+    "/api/inputs/{id}.png": (_input_png, ()),
+    "/api/query": (lambda explorer, given: explorer.answer(given.query()), QUERY),
+    "/api/layer": (lambda explorer, given: _looked(explorer, given, spotlight), LOOK),
+    "/api/time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
+    "/api/mask": (lambda explorer, given: explorer.mask(given.query(), given.mask()), (*QUERY, *MASK)),
+    "/api/accuracy": (_accuracy, MASK),
+    "/api/examples/{id}.png": (_example_png, ()),
+    "/api/examples/{id}": (_example, ()),
+    "/api/audit": (_audit, ("top",)),
+}
+"""What answers, and the parameters that it takes."""
+EFFECTS = ("/api/refresh",)
+"""The addresses that change what others see, which take POST; all others take GET."""
+
+
+def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
+    """What answers at an address, in one shape of answers and of errors."""
+    answer, allowed = ADDRESSES[path]
+
+    def answered(request: Request) -> Response:
+        try:
+            result = answer(explorer, Parameters(explorer, request, allowed))
+            return result if isinstance(result, Response) else as_response(result)
+        except Preparing as later:
+            return as_response({"progress": later.progress}, 202)
+        except UnknownNameError as error:
+            return error_response(404, str(error))
+        except (UnsupportedError, TooLargeError) as error:
+            return error_response(422, str(error))
+        except SpotlightsError as error:
+            return error_response(400, str(error))
+
+    return answered
+
+
+# -- responses --------------------------------------------------------------------------------
+
+
+def as_response(answer: Any, code: int = 200) -> Response:
+    try:
+        text = json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:  # a network that diverged
+        text = json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
+    return Response(text, code, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _finite(answer: Any) -> Any:
+    """The same with null for every number that JSON does not have."""
+    if isinstance(answer, dict):
+        return {key: _finite(value) for key, value in answer.items()}
+    if isinstance(answer, list | tuple):
+        return [_finite(value) for value in answer]
+    return None if isinstance(answer, float) and not math.isfinite(answer) else answer
+
+
+def error_response(code: int, message: str) -> Response:
+    return as_response({"error": {"status": code, "message": message}}, code)
+
+
+def _picture(shown: Any) -> Response:
+    return Response(png(pixels(shown)), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})

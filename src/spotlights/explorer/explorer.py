@@ -1,0 +1,248 @@
+"""The explorer: a memory with its network, opened, and what is prepared and kept for its answers.
+
+One scan runs at a time (it takes all cores anyway); masks and whatever is kept need no scan. A memory that is
+still being recorded is looked at as it was when it was opened, until somebody asks for the newer steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import spotlights as sl
+from spotlights import interrupts
+from spotlights.errors import SpotlightsError
+from spotlights.explorer.queries import Query
+
+if TYPE_CHECKING:
+    from spotlights.subject import Subject
+
+FOLDED = (
+    "To leave something out, one must know what each visit added to the weights. This memory is folded: it keeps a sum "
+    "of keys for each example, for scores. Record without fold= to see contributions and masks."
+)
+KEPT = 320 << 20
+"""Bytes of what was computed lately: values of all slots, and answers."""
+_PATIENT = 0.2
+"""Seconds between two looks whether somebody who waits for a scan is still there."""
+PATIENCE = 1.0
+"""Seconds for which an answer waits for what it needs before it is put off."""
+
+
+class Preparing(Exception):  # noqa: N818 (no error, an answer for later)
+    """An answer that needs something which is still being prepared: ask again."""
+
+    def __init__(self, progress: float) -> None:
+        super().__init__(progress)
+        self.progress = progress
+        """0 to 1."""
+
+
+class Kept:
+    """What was computed lately, up to some size in total; the longest unused goes first. Any thread may ask."""
+
+    def __init__(self, limit: int = KEPT) -> None:
+        self._limit = limit
+        self._results: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        with self._lock:
+            if key not in self._results:
+                return None
+            self._results.move_to_end(key)
+            return self._results[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        with self._lock:
+            _, replaced = self._results.pop(key, (None, 0))
+            self._results[key] = value, size
+            self._bytes += size - replaced
+            while self._bytes > self._limit and len(self._results) > 1:
+                _, (_, dropped) = self._results.popitem(last=False)
+                self._bytes -= dropped
+
+
+class Preparation(threading.Thread):
+    """Prepares what influence needs besides the memory, in a thread of its own."""
+
+    def __init__(self, memory: sl.Memory, turn: Callable[[], Turns]) -> None:
+        super().__init__(daemon=True)
+        self._memory, self._turn = memory, turn
+        self.progress = 0.0
+        self.problem: SpotlightsError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._memory.prepare_influence(turn=self._turn, progress=lambda share: setattr(self, "progress", share))
+        except SpotlightsError as error:
+            self.problem = error
+
+
+@dataclass(eq=False)
+class Opened:
+    """A memory as it was when it was opened, and what was computed about it since."""
+
+    memory: sl.Memory
+    model: nn.Module
+    groups: dict[str, list[Any]]
+    """The columns that divide the slots into few groups, and their values."""
+    layers: dict[str, Any]
+    """What is known of each recorded layer."""
+    kept: Kept = field(default_factory=Kept)
+    masks: Any = None
+    """What `memory.masks` gave; None if the memory cannot be masked."""
+    no_masks: str | None = None
+    """Why this memory cannot be masked."""
+    verification: Mapping[str, Any] | None = None
+    """What `memory.verify` gave, once it is there."""
+    influence: Preparation | None = None
+    """Once somebody has asked for influence."""
+    replaced: bool = False
+    """The memory was opened again since: what is still being prepared for this one stops."""
+
+
+class Turns:
+    """One scan at a time, each with as many threads as there were at the start; who is gone does not wait.
+
+    A thread that first meets torch while another one scans is told that there is a single one, and keeps to that:
+    without this, whatever it is asked later would take twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._threads = torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(timeout=_PATIENT):
+            interrupts.check()
+        try:
+            interrupts.check()
+        except BaseException:
+            self._lock.release()
+            raise
+        torch.set_num_threads(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Explorer:
+    """What every answer to the page stands on (`data`, `spotlight`)."""
+
+    def __init__(self, subject: Subject, *, prepare: bool = True) -> None:
+        """`prepare`: add up the group weights in the background, which masks and the verdict need."""
+        self.subject = subject
+        self.inputs = subject.inputs  # what is missing is said here, before anything starts
+        self.show = subject.show_example
+        self.scanning = Turns()
+        self._starting = threading.Lock()
+        self._prepare = prepare
+        self.opened = self._open(subject.open())
+
+    def _open(self, memory: sl.Memory) -> Opened:
+        model = self.subject.network(memory).eval()
+        opened = Opened(memory, model, memory.groups(), memory.layers)
+        try:
+            opened.masks = memory.masks(model, list(opened.groups))
+        except SpotlightsError as error:
+            opened.no_masks = FOLDED if memory.folded else str(error)
+        if self._prepare:
+            threading.Thread(target=self.prepare, args=(opened,), daemon=True).start()
+        return opened
+
+    def prepare(self, opened: Opened) -> None:
+        """Prepares masks, then the verdict, which follows from the same sums."""
+        try:
+            if opened.masks is not None:
+                opened.masks.build(turn=lambda: self._turn(opened))
+                parameters = opened.masks.whole()
+                with self.scanning:
+                    opened.verification = opened.memory.verify(opened.model, files=False, parameters=parameters)
+        except SpotlightsError as error:
+            opened.masks, opened.no_masks = None, str(error)
+
+    def _turn(self, opened: Opened) -> Turns:
+        """What a preparation holds during each stretch."""
+        if opened.replaced:
+            raise sl.UnsupportedError("The memory was opened again meanwhile.")
+        return self.scanning
+
+    def refresh(self) -> None:
+        """Opens the memory again, to see the steps that came since; nothing happens if none came."""
+        with self.scanning:
+            memory = self.subject.open()
+            if memory.info.as_dict() == self.opened.memory.info.as_dict():
+                return
+            opened, self.opened = self.opened, self._open(memory)
+            opened.replaced = True
+
+    # -- queries -------------------------------------------------------------------------------
+
+    def attend(self, query: Query) -> sl.Spotlights:
+        """The forward pass of a query; kept."""
+
+        def attend() -> sl.Spotlights:
+            return self.opened.memory.attend(self.opened.model, query.batch, kernel=self.subject.kernel)
+
+        return self.kept(("attend", query.name, query.position), attend, 1 << 20)
+
+    def answer(self, query: Query) -> dict[str, Any]:
+        """A query and what the network says to it."""
+        spot, layers = self.attend(query), self.opened.layers
+        return {**query.described(spot.output), "layers": list(spot), "layer": output_layer(layers, query, spot)}
+
+    def kept(self, key: Hashable, compute: Callable[[], Any], size: int | Callable[[Any], int] = 200_000) -> Any:
+        """What was computed before, or is now: one scan at a time. `size` is in bytes."""
+        if (found := self.opened.kept.get(key)) is None:
+            with self.scanning:  # nobody opens the memory again meanwhile
+                kept = self.opened.kept
+                if (found := kept.get(key)) is None:
+                    found = compute()
+                    kept.put(key, found, size if isinstance(size, int) else size(found))
+        return found
+
+    def prepare_influence(self) -> None:
+        """Prepares what influence needs, once somebody asks for influence; raises `Preparing` while that takes long."""
+        opened = self.opened
+        if opened.memory.influence_is_prepared:
+            return
+        with self._starting:
+            opened.influence = opened.influence or Preparation(opened.memory, lambda: self._turn(opened))
+        opened.influence.join(PATIENCE)
+        if opened.influence.problem is not None:
+            raise opened.influence.problem
+        if opened.influence.is_alive():
+            raise Preparing(opened.influence.progress)
+
+    # -- masks ---------------------------------------------------------------------------------
+
+    def masks(self) -> Any:
+        """The networks under masks, prepared since the start; raises `Preparing` until they are there."""
+        opened = self.opened
+        if opened.masks is None:
+            raise sl.UnsupportedError(opened.no_masks or "This memory cannot be masked.")
+        if not opened.masks.ready:
+            raise Preparing(opened.masks.progress)
+        return opened.masks
+
+    def mask(self, query: Query, mask: sl.Mask) -> dict[str, Any]:
+        """The answer with and without what the mask leaves out."""
+        masks, output = self.masks(), self.attend(query).output
+        masked = masks.network(mask)(query.batch) if mask else output
+        return {"with": query.described(output), "without": query.described(masked)}
+
+
+def output_layer(layers: Mapping[str, Any], query: Query, spot: sl.Spotlights) -> str:
+    """The layer to look at first: the last one with as many outputs as the network itself."""
+    outputs = len(query.outputs(spot.output))
+    names = [name for name in spot if name in layers and layers[name].out_features == outputs]
+    return names[-1] if names else list(spot)[-1]

@@ -1,0 +1,62 @@
+// Asking the server. A newer question of the same kind replaces one that is still on its way.
+
+const under_way = new Map();
+
+export class Refused extends Error {}
+export class Replaced extends Error {}
+
+const PAUSE = 500;
+
+/** The answer at an address; `kind` names questions of which only the newest counts; `waits` is told how far something is that the answer needs. */
+export async function ask(path, parameters = {}, kind = null, waits = null, method = "GET") {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given).toString();
+  const control = new AbortController();
+  if (kind) {
+    under_way.get(kind)?.abort();
+    under_way.set(kind, control);
+  }
+  let answer;
+  try {
+    answer = await fetch(`api/${path}${query ? `?${query}` : ""}`, { method, signal: control.signal });
+  } catch (error) {
+    if (control.signal.aborted) throw new Replaced();
+    throw new Refused("The explorer does not answer. Is it still running in its terminal?");
+  }
+  const found = await answer.json().catch(() => {
+    if (control.signal.aborted) throw new Replaced();
+    throw new Refused("The explorer's answer was cut off.");
+  });
+  if (answer.status === 202) {
+    waits?.(found.progress);
+    await new Promise((wake) => setTimeout(wake, PAUSE));
+    if (control.signal.aborted) throw new Replaced();
+    return ask(path, parameters, kind, waits, method);
+  }
+  if (kind && under_way.get(kind) === control) under_way.delete(kind);
+  if (!answer.ok) throw new Refused(found.error?.message ?? `The explorer answered ${answer.status}.`);
+  return found;
+}
+
+/** For sliders: at most one question on its way; of those that come meanwhile, the last is asked next. */
+export function latest(question) {
+  let busy = false;
+  let next = null;
+  return async function run(...given) {
+    if (busy) {
+      next = given;
+      return;
+    }
+    busy = true;
+    try {
+      await question(...given);
+    } finally {
+      busy = false;
+    }
+    if (next) {
+      const wanted = next;
+      next = null;
+      run(...wanted);
+    }
+  };
+}

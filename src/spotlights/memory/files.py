@@ -1,0 +1,299 @@
+"""A memory's files, read and written through its store: the manifest, files of tensors, and segments.
+
+`Committed` is a memory that this process writes. Readers use the functions before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from jaxtyping import UInt8
+from torch import Tensor
+
+from spotlights.errors import MemoryExistsError, MemoryFormatError
+from spotlights.memory.buffers import PAGE
+from spotlights.memory.format import names
+from spotlights.memory.format.manifest import FileEntry, Manifest, SegmentEntry, manifest_content, parse_manifest
+from spotlights.memory.format.tensors import LENGTH_BYTES, Blocks, TensorPlace, lay_out, parse_header
+from spotlights.memory.store import Store
+
+READ_BYTES = 16 << 20
+"""Of a file that is read from its beginning to its end."""
+_HEADER_BYTES = 16 << 10
+"""Read at once at the beginning of a file: few headers are longer."""
+_SMALL_BYTES, _TOGETHER_BYTES = 64 << 10, 512 << 10
+"""Tensors so small are read with their neighbours, so many bytes at a time: a request costs more than the bytes."""
+
+
+def read_manifest(store: Store) -> tuple[Manifest, str]:
+    """The manifest, checked, and its version in the store."""
+    try:
+        content, version = store.committed()
+    except FileNotFoundError:
+        with contextlib.suppress(NotADirectoryError):
+            if next(iter(store.list()), None) is None:
+                raise MemoryFormatError(f"There is no memory at {store}: nothing is there.") from None
+        raise MemoryFormatError(
+            f"{store} is not a memory: it has no {names.MANIFEST}. Give the address that `record` wrote to."
+        ) from None
+    except OSError as error:
+        raise MemoryFormatError(f"{store.describe(names.MANIFEST)} cannot be read: {error}.") from error
+    return parse_manifest(content, store.describe(names.MANIFEST)), version
+
+
+def write_tensors(store: Store, name: str, tensors: Blocks, *, new: bool = False) -> FileEntry:
+    """Writes a file of tensors; returns what the manifest is to say of it. `new` as in `Store.write`."""
+    beginning, blocks, size = lay_out(tensors)
+    checksum = xxhash.xxh3_64()
+
+    def stream() -> Iterator[UInt8[np.ndarray, "bytes"]]:
+        for block in (np.frombuffer(beginning, dtype=np.uint8), *blocks):
+            flat = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+            checksum.update(flat.data)
+            yield flat
+
+    store.write(name, stream(), new=new)
+    return FileEntry(name, size, checksum.hexdigest())
+
+
+def check_size(store: Store, entry: FileEntry, size: int | None = None) -> None:
+    """A mapped file that is shorter than it should be would kill the process when it is read."""
+    address = store.describe(entry.file)
+    try:
+        size = store.size(entry.file) if size is None else size
+    except FileNotFoundError:
+        raise MemoryFormatError(
+            f"{address} is missing, but memory.json lists it. Restore it from a copy of the memory; or, if this is a "
+            "folded memory that is being recorded, which replaces its files, open it again."
+        ) from None
+    except OSError as error:
+        raise MemoryFormatError(f"{address} cannot be read: {error}.") from error
+    if size != entry.bytes:
+        raise MemoryFormatError(
+            f"{address} has {size:,} bytes, but memory.json says {entry.bytes:,}: "
+            "it was truncated or replaced. Restore it from a copy of the memory."
+        )
+
+
+def read_layout(store: Store, entry: FileEntry) -> dict[str, TensorPlace]:
+    """Where each tensor of a file lies, from the file's header."""
+    try:
+        header = store.load(entry.file, range(min(_HEADER_BYTES, entry.bytes)), entry.checksum)
+        length = int.from_bytes(header[:LENGTH_BYTES].tobytes(), "little")
+        end = LENGTH_BYTES + length
+        if end > entry.bytes:
+            raise ValueError(f"its header would have {length:,} bytes")
+        if end > len(header):
+            header = store.load(entry.file, range(end), entry.checksum)
+        return parse_header(header[LENGTH_BYTES:end].tobytes(), entry.bytes - end)
+    except (ValueError, RecursionError, OSError) as error:
+        check_size(store, entry)  # says more, if the file is missing or too short
+        raise MemoryFormatError(f"{store.describe(entry.file)} is not a readable safetensors file: {error}.") from error
+
+
+def map_tensors(
+    store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace] | None = None
+) -> Mapping[str, Tensor]:
+    """All tensors of a file, mapped or, if the store cannot do that, fetched: bytes are read when they are used."""
+    if layout is None:
+        layout = read_layout(store, entry)
+    if not store.maps:
+        return FetchedTensors(store, entry, layout)
+    check_size(store, entry)
+    mapped = store.map(entry.file, entry.bytes)
+    tensors: dict[str, Any] = {name: torch.empty(0, dtype=place.dtype) for name, place in layout.items()}
+    return {name: tensor.set_(mapped, layout[name].start, layout[name].shape) for name, tensor in tensors.items()}
+
+
+_fetching = ThreadPoolExecutor(8, thread_name_prefix="spotlights-fetch")
+
+
+class FetchedTensors(Mapping[str, Tensor]):
+    """The tensors of a file in a store that cannot map: each one is fetched when it is first used, and kept."""
+
+    def __init__(self, store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace]) -> None:
+        self._store, self._entry, self._layout = store, entry, layout
+        self._spans = _spans(layout)
+        self._fetched: dict[range, Future[UInt8[np.ndarray, "bytes"]]] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, name: str) -> Future[UInt8[np.ndarray, "bytes"]]:
+        """Begins to fetch a tensor, if that has not begun yet."""
+        span = self._spans[name]
+        with self._lock:
+            fetched = self._fetched.get(span)
+            if fetched is None or (fetched.done() and fetched.exception() is not None):
+                fetched = _fetching.submit(self._store.load, self._entry.file, span, self._entry.checksum)
+                self._fetched[span] = fetched
+        return fetched
+
+    def __getitem__(self, name: str) -> Tensor:
+        place = self._layout[name]
+        numbers, size = math.prod(place.shape), place.dtype.itemsize
+        if not numbers:
+            return torch.empty(place.shape, dtype=place.dtype)
+        first = place.start * size - self._spans[name].start
+        try:
+            content = torch.from_numpy(self.fetch(name).result())
+        except OSError as error:
+            raise MemoryFormatError(f"{self._store.describe(self._entry.file)} cannot be read: {error}.") from error
+        return content[first : first + numbers * size].view(place.dtype).view(place.shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+
+def _spans(layout: Mapping[str, TensorPlace]) -> dict[str, range]:
+    """Which bytes of the file are fetched for each tensor: its own, or those of some small ones side by side."""
+    groups: list[tuple[range, list[str]]] = []
+    joinable = False
+    for name, place in sorted(layout.items(), key=lambda item: item[1].start * item[1].dtype.itemsize):
+        first = place.start * place.dtype.itemsize
+        last = first + math.prod(place.shape) * place.dtype.itemsize
+        small = last - first < _SMALL_BYTES
+        if small and joinable and last - groups[-1][0].start <= _TOGETHER_BYTES:
+            groups[-1] = (range(groups[-1][0].start, last), [*groups[-1][1], name])
+        else:
+            groups.append((range(first - first % 8, last), [name]))  # where any type of number may begin
+        joinable = small
+    return {name: span for span, together in groups for name in together}
+
+
+def checksum_of(store: Store, name: str) -> str:
+    """The checksum that `write_tensors` returned for this file."""
+    checksum = xxhash.xxh3_64()
+    size = store.size(name)
+    for start in range(0, size, READ_BYTES):
+        checksum.update(store.load(name, range(start, min(start + READ_BYTES, size)), "").data)
+    return checksum.hexdigest()
+
+
+def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
+    """Locks a store for a new memory and empties it; returns what releases the lock.
+
+    A memory that is there, whole or left half made by a killed process, is deleted only with `overwrite`. Files that
+    are not a memory's are never deleted.
+    """
+    try:
+        files = list(store.list())
+        is_memory = store.exists(names.MANIFEST)
+        foreign = None if is_memory else next((name for name in files if not _is_ours(store, name)), None)
+    except NotADirectoryError:
+        raise MemoryExistsError(f"{store} exists and is not a memory. Choose another path.") from None
+    if foreign is not None:
+        raise MemoryExistsError(f"{store} exists and is not a memory: it has {foreign}. Choose another path.")
+    if files and not overwrite:
+        raise MemoryExistsError(
+            f"{store} already holds a memory. Pass resume=True to go on with it, "
+            "overwrite=True to replace it, or choose another path."
+        )
+    release = store.lock()
+    if files:  # else leave alone what another process may have begun meanwhile
+        store.delete(names.MANIFEST)  # first: without a manifest no other file counts
+        for name in list(store.list()):
+            if names.may_be_of_a_memory(name):
+                store.delete(name)
+    return release
+
+
+def _is_ours(store: Store, name: str) -> bool:
+    """Whether Spotlights wrote a file: a folder without a manifest may hold somebody else's of the same name."""
+    if not (names.may_be_of_a_memory(name) and name.endswith(".safetensors")):
+        return names.may_be_of_a_memory(name)
+    beginning = store.read(name, range(LENGTH_BYTES))
+    length = int.from_bytes(beginning, "little") if len(beginning) == LENGTH_BYTES else 0
+    return length > 0 and (LENGTH_BYTES + length) % PAGE == 0  # our headers fill whole pages
+
+
+@dataclass
+class Committed:
+    """A memory that this process writes: its manifest as last committed, and the lock."""
+
+    store: Store
+    manifest: Manifest
+    version: str | None
+    release: Callable[[], None]
+
+    def replace(self, **changes: object) -> None:
+        """Commits the manifest with some fields changed."""
+        manifest = dataclasses.replace(self.manifest, **changes)  # type: ignore[arg-type]
+        # Blanks, drawn anew: a version may be a hash of the content, and must not come back with the content.
+        content = manifest_content(manifest) + f"{secrets.randbits(64):b}\n".translate({48: " ", 49: "\t"}).encode()
+        self.version = self.store.commit(content, self.version)
+        self.manifest = manifest
+
+    def write_new(self, name: str, tensors: Blocks) -> FileEntry:
+        """Writes a file that no other process has begun: another writer's file of the same name stays as it is."""
+        try:
+            return write_tensors(self.store, name, tensors, new=True)
+        except FileExistsError:
+            self.replace()  # raises a ResumeError if this process is no longer the memory's writer
+        self.store.delete(name)  # what a former writer has left
+        return write_tensors(self.store, name, tensors, new=True)
+
+    def write_segment(self, tensors: Blocks, steps: range, slots: Mapping[str, int]) -> SegmentEntry:
+        """Writes some steps under the next free number; `slots` says how many slots each layer has."""
+        number = 1 + max(map(names.segment_number, self.store.list(names.SEGMENTS)), default=-1)
+        file = self.write_new(names.segment_file(number, self.manifest.rank), tensors)
+        layers = self.manifest.layers
+        keys = {layer: sum(map(len, tensors.get(names.layer_tensor(layer, names.KEYS), ()))) for layer in layers}
+        slots = {layer: slots.get(layer, 0) for layer in layers}
+        errors = {
+            layer: sum(map(len, tensors.get(names.layer_tensor(layer, names.ERRORS), ())))
+            for layer, entry in layers.items()
+            if names.ERRORS in entry.tokens
+        }
+        stretch = steps.start, steps.stop
+        return SegmentEntry(file.file, file.bytes, file.checksum, *stretch, slots, keys, errors)
+
+    def cut_segment(self, segment: SegmentEntry, steps: int) -> SegmentEntry:
+        """Writes a new segment with those steps of a segment that come before step `steps`."""
+        mapped = map_tensors(self.store, segment)
+        tensors: dict[str, list[np.ndarray]] = {}
+        for name, tensor in mapped.items():
+            if name.startswith(names.LOG):
+                tensors[name] = [tensor[: steps - segment.first_step].numpy()]
+            elif name.startswith(names.STATE):
+                tensors[name] = [tensor.numpy()]
+        slots = {}
+        for layer, entry in self.manifest.layers.items():
+            column: Tensor | None = mapped.get(names.column_tensor(layer, "step"))
+            slots[layer] = 0 if column is None else int(torch.searchsorted(column, steps))
+            # A key that is stored once may belong to slots of any step: all of these keys stay.
+            rows = dict.fromkeys(names.SCALES, slots[layer])
+            if entry.indexed and slots[layer]:
+                rows[names.KEYS] = segment.keys[layer]
+            for what in entry.tokens:
+                tokens = mapped.get(names.layer_tensor(layer, names.TOKENS[what]))
+                if tokens is not None:
+                    rows[what] = int((tokens[: slots[layer], 0] == names.IN_FULL).sum())
+            of_tensor = {names.layer_tensor(layer, name): n for what, n in rows.items() for name in names.SCALES[what]}
+            for name, tensor in mapped.items():
+                if name.startswith(names.layer_tensor(layer, "")):
+                    tensors[name] = [tensor[: of_tensor.get(name, slots[layer])].numpy()]
+        return self.write_segment(tensors, range(segment.first_step, steps), slots)
+
+    def delete_unlisted(self) -> None:
+        """Deletes what the manifest does not list: segments of dropped steps, and files that a killed process left."""
+        listed = {names.MANIFEST, names.MOMENTS, *(entry.file for entry in self.manifest.files)}
+        listed |= {segment.file for kept in self.manifest.snapshots for segment in kept.segments}
+        for name in list(self.store.list()):
+            if names.may_be_of_a_memory(name) and not name.startswith("rank") and name not in listed:
+                self.store.delete(name)

@@ -1,0 +1,116 @@
+"""The protocol of a store: all reading, writing, listing and committing of a memory's files goes through these verbs.
+
+A store holds the files of one memory under names such as `memory.json` and `segments/000000-rank0.safetensors`: parts
+of letters, digits, `.`, `_` and `-`, joined by `/`. A file appears whole or not at all, and never changes in part. An
+absent name raises FileNotFoundError; whatever else goes wrong raises another OSError.
+
+Nothing here needs a file system: a directory and a bucket of objects are both stores. tests/inside/test_stores.py holds
+the contract, which runs on every store.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+
+class Store(ABC):
+    """The files of one memory. Stores can be pickled and are safe to use from several threads."""
+
+    maps: ClassVar[bool]
+    """Whether files can be mapped."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The address, as a user would give it."""
+
+    def describe(self, name: str) -> str:
+        """A file's address, for messages."""
+        return f"{self}/{name}"
+
+    @abstractmethod
+    def at(self, prefix: str) -> Store:
+        """The store of those files whose names begin with `prefix/`, under the rest of their names."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """A file's size in bytes."""
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of all files, where one request tells them; nothing where asking for each file is as quick."""
+        return {}
+
+    def exists(self, name: str) -> bool:
+        """Whether there is something under this name, readable or not."""
+        try:
+            self.size(name)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    @abstractmethod
+    def read(self, name: str, span: range | None = None) -> bytes:
+        """A file's bytes, or those in a range of positions; as with slices, what lies beyond the end is left out."""
+
+    def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
+        """The bytes in a range that lies within the file, for tensors to view.
+
+        Args:
+            name: the file.
+            span: the positions.
+            checksum: that of the file's content, by which a cache may know it; empty if the content may change.
+        """
+        content = self.read(name, span)
+        if len(content) != len(span):
+            raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
+        return np.frombuffer(bytearray(content), dtype=np.uint8)
+
+    @abstractmethod
+    def map(self, name: str, size: int) -> torch.UntypedStorage | None:
+        """A file of this size, mapped, so that tensors view its bytes without a copy; None if this store cannot map.
+
+        Bytes are read when they are used. What is mapped stays readable after the file is deleted or replaced.
+        """
+
+    @abstractmethod
+    def write(self, name: str, blocks: Iterable[UInt8[np.ndarray, "bytes"]], *, new: bool = False) -> None:
+        """Writes a file from blocks of bytes, one after the other. When this returns, the file survives a power cut.
+
+        A file of the same name is replaced; or, if the file is to be new, raises a FileExistsError. If writing fails,
+        nothing has changed.
+        """
+
+    @abstractmethod
+    def committed(self) -> tuple[bytes, str]:
+        """The manifest, and its version: what `commit` expects."""
+
+    @abstractmethod
+    def commit(self, manifest: bytes, expected: str | None) -> str:
+        """Replaces the manifest if its version is the expected one (None: if there is none); returns the new version.
+
+        Of several processes that expect the same version, one succeeds. The others get a ResumeError.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """The names that begin with a prefix, in no particular order. They may include unfinished files of a killed
+        process (`format.names.UNFINISHED`)."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Deletes a file; nothing happens if there is none."""
+
+    @abstractmethod
+    def lock(self) -> Callable[[], None]:
+        """Keeps other writers out until the returned function is called, or the process ends.
+
+        A convenience: a second writer hears at once, by a ResumeError, what else its first `commit` would tell. A store
+        that cannot lock does nothing.
+        """

@@ -1,0 +1,100 @@
+"""A directory with bytes that were read from a bucket, so that the second question is answered at disk speed.
+
+A file holds one range of one object. Its name is a hash of the address, the range, and the checksum that the manifest
+has for the object, so a file never becomes stale. Several processes may share the directory. When it grows beyond its
+limit, the files that were not used for the longest time are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import UInt8
+
+LIMIT = 10 << 30
+_ENDING, _UNFINISHED = ".bytes", ".part"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A directory that takes up to `limit` bytes."""
+
+    root: Path
+    limit: int = LIMIT
+
+    @classmethod
+    def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
+        """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
+        if root is None:
+            user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+            root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
+        return cls(Path(root).expanduser(), limit) if str(root) and limit > 0 else None
+
+    def get(self, key: str, size: int) -> UInt8[np.ndarray, "bytes"] | None:
+        """The bytes that were kept under a key, mapped; None if there are none."""
+        path = self._path(key)
+        try:
+            if os.stat(path).st_size != size:
+                return None
+            os.utime(path)  # used now
+            return _mapped(path)
+        except (OSError, ValueError):  # ValueError: it was emptied meanwhile
+            return None
+
+    def put(self, key: str, blocks: Sequence[Any]) -> UInt8[np.ndarray, "bytes"] | None:
+        """Keeps bytes under a key and maps them; None if the directory cannot take them."""
+        size, path = sum(map(len, blocks)), self._path(key)
+        if size > self.limit:
+            return None
+        temporary = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.writelines(memoryview(block) for block in blocks)
+            os.replace(temporary, path)
+            self._make_room(size)
+            return _mapped(path)
+        except (OSError, ValueError):  # a full disk; or deleted by another process
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return None
+
+    def _path(self, key: str) -> Path:
+        return self.root / f"{xxhash.xxh3_128_hexdigest(key.encode())}{_ENDING}"
+
+    def _make_room(self, added: int) -> None:
+        with _sizes_lock:
+            size = _sizes.get(self.root)
+            if size is not None and size + added <= self.limit:
+                _sizes[self.root] = size + added
+                return
+            kept, size = [], 0
+            for entry in os.scandir(self.root):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name.endswith(_ENDING):
+                        kept.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
+                        size += entry.stat().st_size
+            for _, file_size, path in sorted(kept):
+                if size <= self.limit:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                size -= file_size
+            _sizes[self.root] = size
+
+
+_sizes: dict[Path, int] = {}
+"""What each directory held when this process last looked, and what the process has added since."""
+_sizes_lock = threading.Lock()
+
+
+def _mapped(path: Path) -> UInt8[np.ndarray, "bytes"]:
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))

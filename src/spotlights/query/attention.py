@@ -1,0 +1,370 @@
+"""`Attention`: one layer's attention over its training slots, for some queries; `Spotlights`: that of all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.dual_form import linear_map
+from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.query.columns import Grouping
+from spotlights.query.contraction import DirectedQueries
+from spotlights.query.contributions import Contributions, rows_note
+from spotlights.query.engine import Progress, View
+from spotlights.query.forward import ForwardPass, Target
+from spotlights.query.history import Asked, History, Targets, find_history
+from spotlights.query.influence import Influence, LayerInfluence, unsupported_influence
+from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
+from spotlights.query.measures import Score
+from spotlights.query.passages import find_passages
+from spotlights.query.plan import Measure
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
+from spotlights.results.answers import Totals
+from spotlights.sparse_rows import Numbers, dense, products
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
+MANY_QUERIES, FEW_GROUPS = 16, 256
+"""From that many queries on, and up to that many groups, it pays to add up the keys of each group first."""
+QUERIES_AT_ONCE = 2048
+
+
+class Attention(LayerMeasured):
+    """One layer's attention over its training slots, for some queries; made by `Memory.attend`."""
+
+    what = "score"
+
+    def __init__(
+        self,
+        view: View,
+        recorded: LayerReader,
+        forward: ForwardPass,
+        kernel: str,
+        *,
+        part: str | None = None,
+        use: str | None = None,
+        differs: str | None = None,
+    ) -> None:
+        """
+        Args:
+            view: the slots.
+            recorded: the layer in the memory.
+            forward: the model's pass on the inputs.
+            kernel: one of `KERNELS`.
+            part: one part of the keys alone.
+            use: the name of a module that uses the transposed weight of the layer, if the attention is that module's.
+            differs: how the model differs from the memory, which contributions say.
+        """
+        self.use = use or recorded.name
+        self.transposed = use is not None
+        super().__init__(view, recorded, forward.calls[self.use].rows.cpu())
+        self.kernel = kernel
+        self.part = part
+        self._differs = differs
+        self._forward = forward
+        self._rows: list[int] | None = None
+        """Which of the layer's rows in the pass; None for all."""
+        self._summed = self._weighted = False
+
+    def __len__(self) -> int:
+        return 1 if self._summed else len(self.queries)
+
+    def at(self, query: int | Sequence[int]) -> Attention:
+        """The attention of one query alone, or of some: of one input, or of positions of a text."""
+        wanted = [query] if isinstance(query, int) else list(query)
+        if any(not 0 <= number < len(self.queries) for number in wanted):
+            raise SettingError(f"at({query}): there are queries 0 to {len(self.queries) - 1}.")
+        rows = wanted if self._rows is None else [self._rows[number] for number in wanted]
+        return self._with(queries=self.queries[wanted], _rows=rows)
+
+    def whole(self) -> Attention:
+        """The attention of a whole input that this layer sees as many rows: added up over them (docs/layers.md)."""
+        return self._with(_summed=True)
+
+    def weighted(self) -> Attention:
+        """Scores times the norm of the error: a slot that taught nothing has no weight, however similar its key."""
+        self._need_plain("Weighted scores are")
+        if self.transposed:
+            raise UnsupportedError(f'Weighted scores are about "{self.layer}", not about "{self.use}".')
+        reader = self.view.reader
+        reader.need_visits("the error of each visit to weight by", "Ask for plain scores")
+        if not reader.manifest.errors:
+            raise UnsupportedError(f"{reader.address} was recorded with errors=False: there is nothing to weight by.")
+        return self._with(what="weighted score", _weighted=True)
+
+    passages = find_passages
+
+    @property
+    def note(self) -> str | None:
+        notes = [super().note]
+        if self.kernel != "dot":
+            notes.append(f'kernel "{self.kernel}": for looking; contributions use the plain product')
+        if self.part is not None:
+            notes.append(f'the part "{self.part}" of the keys alone')
+        if self._summed:
+            notes.append(rows_note([len(self.queries)]))
+        return "; ".join(note for note in notes if note) or None
+
+    def measure(self, some: slice) -> Measure:
+        queries = self.queries if self._summed else self.queries[some]
+        if self.transposed:
+            if self.kernel != "dot":
+                raise UnsupportedError(
+                    f'"{self.use}" uses the transposed weight of "{self.layer}": it has the plain product alone, '
+                    f'not kernel="{self.kernel}".'
+                )
+            return Score(queries, transposed=True, summed=self._summed)
+        if self.kernel == "softmax":
+            return self._softmax(queries)
+        parts = self._key_parts
+        cosine = self.kernel.startswith("cosine")
+        return Score(queries, cosine, parts, weighted=self._weighted, summed=self._summed)
+
+    @property
+    def _key_parts(self) -> tuple[tuple[str, ...], ...] | None:
+        if self.part is not None:
+            return ((self.part,),)
+        if self.kernel == "cosine-parts":
+            return tuple((name,) for name in self.recorded.entry.stretches)
+        return None
+
+    def _softmax(self, queries: Numbers) -> Score:
+        """One pass over all slots of the view finds what to divide by."""
+        reader = self.view.reader
+        reader.need_visits("the score of each visit, which a softmax takes one by one", "Use another kernel")
+        reader.need_all_slots("A softmax divides by the sum over", "Use another kernel")
+        columns = self.recorded.entry.stretches
+        names = columns if self.part is None else [self.part]
+        scale = sum(columns[name].stop - columns[name].start for name in names) ** -0.5
+        plain = Score(queries, key_parts=self._key_parts, scale=scale)
+        total = self.view.reduce(self.layer, LogSumReducer(len(queries)), plain).total
+        return Score(queries, key_parts=self._key_parts, scale=scale, shift=total[:, None], summed=self._summed)
+
+    def scores(self) -> Float[Tensor, "queries slots"]:
+        """The score of every slot of the view, in the order of their numbers."""
+        return self.all_values()
+
+    def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
+        question = AskTotals(column, absolute, bins)
+        question.check(self)
+        plain = self.kernel == "dot" and self.part is None and self.sample is None
+        special = self.transposed or self._summed or self._weighted or self._magnitudes or self._kept is not None
+        if plain and not special:
+            groups = self.grouping(column, bins)
+            if len(self.queries) >= MANY_QUERIES and len(groups) <= FEW_GROUPS:
+                added_up = self._from_added_up_keys(groups, absolute=absolute)
+                if added_up is not None:
+                    return question.totals(self, *added_up)
+        return self.ask(question)[0]
+
+    totals.__doc__ = LayerMeasured.totals.__doc__
+
+    def _from_added_up_keys(
+        self, groups: Grouping, *, absolute: bool
+    ) -> tuple[Float[Tensor, "queries groups"], Int64[Tensor, "groups"]] | None:
+        """Totals and numbers of slots without a score for each slot; None where each |score| is needed.
+
+        Where keys are stored once, each distinct key is scored once and counted as often as each group visited it.
+        Elsewhere the sum of a group's scores is the product of the query with the sum of the group's keys. Where
+        neither keys nor queries are negative (a layer behind a ReLU), the same holds for |score|.
+        """
+        recorded = self.recorded
+        if not recorded.entry.indexed:
+            keys = self.view.reduce(self.layer, KeySumsReducer(recorded.entry.in_features, groups))
+            if absolute and min(keys.smallest, float(self.queries.min())) < 0:
+                return None
+            return linear_map(self.queries.double(), keys.sums), keys.counts
+        visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
+        queries = dense(self.queries).to(recorded.storage.compute_dtype)
+        counts, totals = visits.to(queries.dtype), torch.zeros(len(queries), len(groups), dtype=torch.float64)
+        for some in range(0, len(queries), QUERIES_AT_ONCE):
+            for keys in recorded.key_table():
+                scores = products(queries[some : some + QUERIES_AT_ONCE], keys.rows)
+                if keys.scale is not None:
+                    scores *= keys.scale
+                totals[some : some + len(scores)] += (scores.abs_() if absolute else scores) @ counts[:, keys.place].T
+        return totals, visits.sum(dim=1)
+
+    def contributions(
+        self, target: Target | None = None, *, unit: int | None = None, rows: bool = False
+    ) -> Contributions:
+        """What each slot adds to a number of interest: signed, and adding up.
+
+        Where the layer sees an input as several rows (tokens, positions of a convolution), they are added up: the
+        answer is about inputs.
+
+        Args:
+            target: a class (the logit of that class), "7-9" (the logit of 7 minus that of 9), one class for each input,
+                or a function of the model's output that gives one number for each input.
+            unit: instead of a target: an output unit of this layer, whatever follows it.
+            rows: an answer for each row of an input.
+        """
+        self._need_plain("Contributions are")
+        if (target is None) == (unit is None):
+            raise SettingError("Give a target (a class, or a function of the model's output) or unit=, and not both.")
+        directions = self._directions(target, unit).cpu()
+        adds_up = self._forward.is_whole(self.use)
+        if target is not None:
+            adds_up = self._forward.adds_up(self.use, target, directions)
+        own = directions if self._rows is None else directions[self._rows]
+        # gᵀ Wᵀ q is qᵀ W g: under the transposed weight, queries and directions swap roles.
+        pair = (own, dense(self.queries)) if self.transposed else (self.queries, own)
+        asked = DirectedQueries(*pair, own.new_ones(len(own)))
+        inputs = None
+        if not rows and self._rows is None and not self._summed:
+            asked, inputs = self._of_inputs(asked, target)
+        options: dict[str, Any] = {"adds_up": adds_up, "differs": self._differs, "inputs": inputs}
+        contributions = Contributions(self.view, self.recorded, asked, **options)
+        return contributions.whole() if self._summed else contributions
+
+    def _directions(self, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
+        if target is not None:
+            return self._forward.directions(self.use, target)
+        assert unit is not None
+        return self._forward.direction_of_unit(self.use, unit)
+
+    def _of_inputs(
+        self, asked: DirectedQueries, target: Target | None
+    ) -> tuple[DirectedQueries, tuple[int, ...] | None]:
+        """The queries sorted by the input that they belong to, and the number of each; None if each is an input."""
+        try:
+            owners, count = self._forward.inputs_of(self.use, target)
+        except ShapeMismatchError:  # rows that all inputs share, such as positions: one by one
+            return asked, None
+        if torch.equal(owners, torch.arange(count)):
+            return asked, None
+        order = owners.argsort(stable=True)
+        sorted_asked = DirectedQueries(asked.queries[order], asked.directions[order], asked.ones[order])
+        return sorted_asked, tuple(torch.bincount(owners, minlength=count).tolist())
+
+    def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
+        return self._forward.inputs_of(self.use, target)
+
+    def influence(self, target: Target, *, damping: float | None = None, balance: bool = True) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
+
+        The sum over all layers, `memory.attend(model, x).influence(…)`, is the better estimate.
+
+        Args:
+            target: as for `contributions`.
+            damping: λ of the whitening. The measured default is in docs/truth.md; the larger, the more like
+                contributions.
+            balance: as for the influence over all layers.
+        """
+        owners, inputs = self.owners(target)
+        return Influence([self.layer_influence(target, damping, balance=balance)], [owners], inputs=inputs)
+
+    def layer_influence(self, target: Target, damping: float | None, *, balance: bool) -> LayerInfluence:
+        """This layer's share of an influence."""
+        self._need_plain("Influence is")
+        reason = unsupported_influence(self.recorded.entry)
+        if self.transposed or reason is not None:
+            raise UnsupportedError(
+                f'There is no estimate of influence through "{self.use}": {reason or "its weight is shared"}. '
+                "Its contributions are exact."
+            )
+        owners, inputs = self.owners(target)
+        directions = self._forward.directions(self.layer, target).cpu()
+        rows = len(owners) / inputs
+        options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
+        return LayerInfluence(self.view, self.recorded, self.queries, directions, **options)
+
+    def _need_plain(self, what: str) -> None:
+        if self.kernel != "dot":
+            raise UnsupportedError(f'{what} about the plain product, not about kernel="{self.kernel}".')
+        if self.part is not None:
+            raise UnsupportedError(f'{what} about the whole key, not about part="{self.part}" of it.')
+
+    def plot(self, query: int = 0, *, per: str = "label", k: int = 500, **options: Any) -> Figure:
+        """The top k scores of each group and the totals of the groups, side by side; one scan for both."""
+        from spotlights import figures
+
+        top, totals = self.ask(AskTop(k, per), AskTotals(per))
+        return figures.plot_attention(top.panel(query), totals.panel(query), **options)
+
+    def __repr__(self) -> str:
+        return f"Attention({self.layer}: {len(self)} queries over {self.recorded.slots:,} slots)"
+
+
+class Spotlights(dict[str, Attention]):
+    """The attention of every layer, by name; made by `Memory.attend`."""
+
+    def __init__(self, attentions: dict[str, Attention], output: Any, asked: Asked) -> None:
+        super().__init__(attentions)
+        self._asked = asked
+        self.output = output.detach() if isinstance(output, Tensor) else output
+        """What the model answered."""
+
+    def __missing__(self, layer: str) -> Attention:
+        raise UnknownNameError(f'No layer "{layer}" in this memory. It has: {", ".join(self)}.')
+
+    def influence(
+        self,
+        target: Target,
+        *,
+        layers: Sequence[str] | None = None,
+        damping: float | None = None,
+        balance: bool = True,
+    ) -> Influence:
+        """An estimate of what leaving examples out would do to a number of interest, over all layers.
+
+        Layers that map parts of their keys apart (grouped convolutions, normalisations) are left out of the estimate.
+        Positive: without the example the number would be smaller. Groups: `.totals("label")`. The estimate and
+        its limits are in docs/truth.md; what an answer is made of, exactly, is `contributions`.
+
+        Args:
+            target: a class (the logit of that class), one class for each input, or a function of the model's
+                output that gives one number for each input.
+            layers: only through these; through all by default.
+            damping: λ of the whitening; None for the measured default.
+            balance: divide each layer's share by the mean square of its errors, so that no layer counts by its scale
+                alone. False adds the shares up as they are.
+        """
+        estimated, left_out = self.influence_layers()
+        if layers is not None:
+            estimated, left_out = list(layers), []
+        attentions = [self[name] for name in estimated]
+        parts = [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
+        rows = [attention.owners(target) for attention in attentions]
+        return Influence(
+            parts,
+            [owners for owners, _ in rows],
+            inputs=max((count for _, count in rows), default=0),
+            left_out=left_out,
+        )
+
+    def history(self, target: Targets, *, progress: Progress = lambda share: None) -> History:
+        """What each slot added to a number of interest during training, through all layers: exact, and checked.
+
+        Takes about as long as training did: the weights of every step are rebuilt from the slots, and the sweep goes
+        back over them. An account of what happened, not a forecast (docs/history.md).
+
+        Args:
+            target: a class (the logit of that class); "7-9" (the logit of 7 minus that of 9); one class for each input;
+                a function of the model's output that gives one number for each input, such as a loss; or several of
+                these by name: `{"7": 7, "why 7, not 9": "7-9"}`.
+            progress: is told the share that is done.
+        """
+        return find_history(self._asked, target, progress)
+
+    def influence_layers(self) -> tuple[list[str], list[str]]:
+        """The layers through which influence is estimated, and those which it leaves out."""
+        entries = {name: attention.recorded.entry for name, attention in self.items()}
+        left_out = [name for name, entry in entries.items() if unsupported_influence(entry) is not None]
+        return [name for name in self if name not in left_out], left_out
+
+    def ask(self, *questions: Question) -> dict[str, list[Any]]:
+        """Answers several questions about all layers in one pass."""
+        answers = ask(list(self.values()), questions)
+        return dict(zip(self, answers, strict=True))
+
+    def __repr__(self) -> str:
+        return "\n".join(repr(attention) for attention in self.values())

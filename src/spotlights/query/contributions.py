@@ -1,0 +1,282 @@
+"""Contributions: what each slot adds to a number of interest through one layer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.memory.blocks import Block, Piece
+from spotlights.memory.layer_reader import ROWS, LayerReader
+from spotlights.memory.reader import MemoryReader
+from spotlights.query.accounts import Missing, missing
+from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled, unroll
+from spotlights.query.columns import Grouping
+from spotlights.query.contraction import Contraction, DirectedQueries, StepFactors, WeightShare, group_products
+from spotlights.query.engine import View
+from spotlights.query.measured import LayerMeasured
+from spotlights.query.plan import BlockValues, Measure, Sweep
+from spotlights.query.reducers import WeightsReducer
+from spotlights.query.weights import initial_part, rounding_part
+from spotlights.results.answers import kappa
+
+GROUP_WEIGHTS_BYTES = 1 << 30
+"""What the matrices of all groups may take."""
+_GROUP_COST = 1_000_000
+"""What it takes to begin adding up the slots of one group, in multiplications."""
+QUERIES_FOR_THREADS = 4
+"""From so many queries on, a step's values are worth a thread."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution(Measure):
+    """What each slot adds to the layer's output in the direction of each query, or of the queries of each input."""
+
+    asked: DirectedQueries
+    unrolled: Unrolled
+    inputs: tuple[int, ...] | None = None
+    """How many queries each input has, one input's behind the other's; None if each query is an input."""
+
+    @property
+    def width(self) -> int:
+        return len(self.asked) if self.inputs is None else len(self.inputs)
+
+    def bind(self, reader: MemoryReader, layer: str) -> BlockValues | Sweep:
+        recorded = reader.layers[layer]
+        if self.inputs is None:
+            contraction = Contraction(recorded, self.asked)
+        else:
+            edges = itertools.pairwise(itertools.accumulate(self.inputs, initial=0))
+            own = [Contraction(recorded, self.asked[slice(*edge)], summed=True) for edge in edges]
+            contraction = own[0] if len(own) == 1 else _ManyInputs(own)
+        if not isinstance(self.unrolled, StepNumbers):
+            sweep = self.unrolled.sweep(reader, layer)
+            return Sweep(lambda selection: _swept(_values_of_steps(sweep.steps(selection), contraction)))
+        weight, bias = (each.to(recorded.storage.compute_dtype) for each in (self.unrolled.weight, self.unrolled.bias))
+
+        def values(block: Block) -> Float[Tensor, "queries rows"]:
+            steps = block.column("step")
+            return contraction.with_numbers(block, weight[steps], bias[steps])
+
+        return values
+
+
+class _ManyInputs:
+    """The contractions of several inputs, each of which is added up over its rows."""
+
+    def __init__(self, inputs: Sequence[Contraction]) -> None:
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __call__(self, block: Block, factors: StepFactors) -> Float[Tensor, "inputs rows"]:
+        return torch.cat([each(block, factors) for each in self._inputs])
+
+    def with_numbers(
+        self, block: Block, weight: Float[Tensor, "rows"], bias: Float[Tensor, "rows"]
+    ) -> Float[Tensor, "inputs rows"]:
+        return torch.cat([each.with_numbers(block, weight, bias) for each in self._inputs])
+
+
+def _values_of_steps(
+    steps: Iterator[tuple[Block, StepFactors]], contraction: Contraction | _ManyInputs
+) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
+    """The values of each step's slots; of several queries in other threads, while the sweep goes on."""
+    threads = torch.get_num_threads() if len(contraction) >= QUERIES_FOR_THREADS else 1
+    if threads == 1:
+        yield from ((block, contraction(block, factors)) for block, factors in steps if len(block))
+        return
+    waiting: deque[tuple[Block, Future[Tensor]]] = deque()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for block, factors in steps:
+            if len(block):
+                waiting.append((block, pool.submit(contraction, block, factors)))
+            if len(waiting) > threads:  # each waiting step holds a matrix
+                first, values = waiting.popleft()
+                yield first, values.result()
+        yield from ((block, values.result()) for block, values in waiting)
+
+
+def _swept(
+    steps: Iterator[tuple[Block, Float[Tensor, "queries rows"]]],
+) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
+    """The same, some thousand slots at a time."""
+    held: list[tuple[Piece, Tensor]] = []
+    for block, values in steps:
+        held += zip(block.pieces, values.split(list(map(len, block.pieces)), dim=1), strict=True)
+        if sum(len(piece) for piece, _ in held) >= ROWS:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[tuple[Piece, Tensor]]) -> tuple[Block, Float[Tensor, "queries rows"]]:
+    """One block, in the order of its slots."""
+    held.sort(key=lambda part: int(part[0].slots[0]))
+    block = Block(held[0][0].segment.layer, tuple(piece for piece, _ in held))
+    return block, torch.cat([values for _, values in held], dim=1)
+
+
+class Contributions(LayerMeasured):
+    """What each slot adds to a number of interest, through one layer; made by `Attention.contributions`.
+
+    In the last layer the number is the layer's own output and the sum is exact. In a hidden layer each
+    contribution is first order: what the slot adds to the layer's output, times how the number of interest changes
+    with that output.
+    """
+
+    what = "contribution"
+    signed = True
+
+    def __init__(
+        self,
+        view: View,
+        recorded: LayerReader,
+        asked: DirectedQueries,
+        *,
+        adds_up: bool,
+        unrolled: Unrolled | None = None,
+        differs: str | None = None,
+        inputs: tuple[int, ...] | None = None,
+    ) -> None:
+        """
+        Args:
+            view: the slots.
+            recorded: the layer in the memory.
+            asked: the queries.
+            adds_up: the number of interest is a sum over the layer's output; else contributions are first order.
+            unrolled: what multiplies δ⊗k of each slot.
+            differs: how the model differs from the memory.
+            inputs: how many of the queries, one behind the other, belong to each input and are added up; None for a
+                value for each query.
+        """
+        super().__init__(view, recorded, asked.queries)
+        self.first_order = not adds_up
+        """Whether these are a hidden layer's share, through the gradient of the target."""
+        self._differs = differs
+        self._asked = asked
+        self._unrolled = unrolled or unroll(view.reader, recorded.name, view.until)
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._asked) if self._inputs is None else len(self._inputs)
+
+    @property
+    def exact(self) -> bool:
+        """Whether `initial`, `rounding` and `total()` of all slots add up to the number."""
+        return not (self.first_order or self.sample or self._differs or self.missing)
+
+    @property
+    def missing(self) -> Missing | None:
+        """What the slots do not account for in this layer, with the reason; None if nothing is missing.
+
+        Where the step log has a reason, the first call adds up the slots of the layer.
+        """
+        return missing(self.view, self.layer)
+
+    @property
+    def note(self) -> str | None:
+        notes = (
+            "first order: a hidden layer's share, through the gradient of the target" if self.first_order else None,
+            self._differs,
+            None if self.missing is None else str(self.missing),
+            self._unrolled.note,
+            super().note,
+            None if self._inputs is None else rows_note(self._inputs),
+        )
+        return "; ".join(note for note in notes if note) or None
+
+    def measure(self, some: slice) -> Measure:
+        if self._inputs is None:
+            return Contribution(self._asked[some], self._unrolled)
+        own, first = self._inputs[some], sum(self._inputs[: some.start])
+        return Contribution(self._asked[slice(first, first + sum(own))], self._unrolled, own)
+
+    def whole(self) -> Contributions:
+        """Added up over all queries."""
+        return self._with(_inputs=(len(self._asked),))
+
+    @property
+    def kappa(self) -> Float[Tensor, "queries"]:
+        """`κ = Σ|contribution| / |Σ contribution|` over the slots: how much of what they add cancels."""
+        return kappa(self.totals("step", bins=1, absolute=True).values.sum(dim=1), self.total())
+
+    @property
+    def initial(self) -> Float[Tensor, "queries"]:
+        """The part of the number that comes from the initial weights. With `rounding` and `total()`: the number."""
+        return self._through(initial_part(self.view, self.layer, self._unrolled))
+
+    def _through(self, part: WeightShare) -> Float[Tensor, "queries"]:
+        """What a share of the weights adds to the number."""
+        made = (part.output(self._asked.queries) * self._asked.directions.double()).sum(dim=1)
+        if self._inputs is None:
+            return made
+        owners = torch.arange(len(self._inputs)).repeat_interleave(torch.tensor(self._inputs))
+        return made.new_zeros(len(self._inputs)).index_add_(0, owners, made)
+
+    @property
+    def rounding(self) -> Float[Tensor, "queries"]:
+        """The part of the number that no example taught: rounding that the optimizer made whole steps of.
+
+        Such is the gradient of a bias before a batch norm, under Adam. With `initial` and `total()`: the number itself.
+        """
+        part = rounding_part(self.view, self.layer, self._unrolled)
+        return torch.zeros_like(self.initial) if part is None else self._through(part)
+
+    def totals_by_input(
+        self, groups: Grouping, owners: Int64[Tensor, "queries"], inputs: int
+    ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
+        """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper.
+
+        A convolution has hundreds of rows for each input and hundreds of slots for each example, but a small matrix.
+        There it is cheaper to add up each group's slots, and each input's rows, first.
+        """
+        if self._kept is not None or self.sample is not None:  # standard errors need the values of single slots
+            return None
+        if not self._matrices_are_cheaper(inputs=inputs, groups=len(groups)):
+            return None
+        reducer = WeightsReducer(self.recorded.entry, groups)
+        sums = self.view.reduce(self.layer, reducer, Coefficient(self._unrolled))
+        totals = group_products(sums.weights, sums.biases.sum(dim=1), self._asked, owners, inputs=inputs)
+        return totals, sums.counts
+
+    def _matrices_are_cheaper(self, *, inputs: int, groups: int) -> bool:
+        """Counts multiplications; also whether the matrices of all groups fit in memory."""
+        layer, entry, queries = self.recorded, self.recorded.entry, len(self._asked)
+        size = math.prod(entry.matrix_shape) + entry.out_features
+        if groups * size * 8 > GROUP_WEIGHTS_BYTES:
+            return False
+        if isinstance(self._unrolled, StepMatrices):
+            stretches, pairs = self._unrolled.until, layer.slots * size
+        else:
+            stretches = -(-layer.slots // ROWS)
+            pairs = layer.slots * entry.out_features + layer.distinct_keys * entry.in_features
+        sums = min(layer.slots * inputs / max(queries, 1), stretches * groups)  # of an example's rows, or of a group
+        return (layer.slots + inputs * groups + queries) * size + sums * _GROUP_COST < queries * pairs
+
+    def __repr__(self) -> str:
+        kind = "first order" if self.first_order else "exact" if self.exact else "not exact"
+        kind = "estimates" if self.sample is not None and not self.first_order else kind
+        gaps = "" if self.exact or self.first_order or self.sample is not None else f"; {self.note}"
+        return f"Contributions({self.layer}: {len(self)} queries, {kind}{gaps})"
+
+
+def rows_note(rows: Sequence[int]) -> str | None:
+    """What to say of values that were added up over the rows of each input."""
+    few, many = min(rows, default=0), max(rows, default=0)
+    each = f"{many:,}" if few == many else f"{few:,} to {many:,}"
+    return f"added up over the {each} rows of the input" if many > 1 else None
+
+
+def one_input(queries: int) -> Int64[Tensor, "queries"]:
+    """All queries belong to the same input."""
+    return torch.zeros(queries, dtype=torch.int64)

@@ -1,0 +1,197 @@
+"""Engines run plans, and nobody else passes over slots. `View` is what questions run them on.
+
+The threads engine spreads blocks of slots over threads, each with reducers of its own that are merged at the end.
+Memory use depends on the size of a block, not on the number of slots. Each thread multiplies with one BLAS thread,
+which keeps up with the machine's memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from spotlights.interrupts import checked
+from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
+from spotlights.memory.layer_reader import LayerReader, SegmentSlots
+from spotlights.memory.reader import MemoryReader
+from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
+from spotlights.query.reducers import CountReducer, Reducer
+
+BLOCK_VALUES = 1 << 22
+"""Values (queries x slots) computed at once by one thread."""
+MIN_ROWS, MAX_ROWS = 4096, 32768
+SMALL = 8192
+"""So few slots are not worth a second thread."""
+
+R = TypeVar("R", bound=Reducer)
+Turn = Callable[[], AbstractContextManager[object]]
+"""What background work holds during each stretch of a pass, so that others may ask in between."""
+Progress = Callable[[float], object]
+"""Is told the share that is done."""
+
+
+class Engine(ABC):
+    """Runs plans on an opened memory."""
+
+    @abstractmethod
+    def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
+        """The filled reducers of each plan. The plans themselves stay as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A plan bound to the opened memory."""
+
+    layer: LayerReader
+    segments: Sequence[SegmentSlots]
+    selection: Selection
+    values: BlockValues | Sweep | None
+    rows: int
+    reducers: tuple[Reducer, ...]
+
+    def of(self, block: Block) -> Any:
+        """The values of a block's slots; None if nothing is measured."""
+        return self.values(block) if callable(self.values) else None
+
+
+@dataclass(frozen=True)
+class Threads(Engine):
+    """Runs plans on this machine."""
+
+    threads: int | None = None
+    """None for as many as torch uses."""
+    rows: int | None = None
+    """Slots in a block; None for what suits the measure."""
+    share: tuple[int, int] = (0, 1)
+    """(n, of): only the n-th of so many shares of the memory: some segments; what needs all steps of a layer together,
+    or in their order, is divided by layers."""
+
+    def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
+        threads = torch.get_num_threads()
+        count = self.threads or threads
+        try:
+            with torch.no_grad():
+                jobs = [self._job(plan, reader) for plan in plans]
+                blockwise = []
+                number, shares = self.share
+                for job in jobs:
+                    mine = list(reader.layers).index(job.layer.name) % shares == number
+                    if isinstance(job.values, Sweep):
+                        blocks = job.values.blocks(job.selection) if mine else iter(())
+                        _feed_in_any_order(job.reducers, checked(blocks))
+                    elif any(reducer.whole_steps for reducer in job.reducers):
+                        blocks = _by_steps(job, reader.steps) if mine else iter(())
+                        _feed_in_any_order(job.reducers, checked(blocks))
+                    else:
+                        blockwise.append(job)
+                _run_blockwise(blockwise, count)
+        finally:
+            torch.set_num_threads(threads)  # pool threads change the number that their BLAS shares with this thread
+        return [job.reducers for job in jobs]
+
+    def _job(self, plan: Plan, reader: MemoryReader) -> _Job:
+        measure = plan.measure
+        width = 1 if measure is None else max(measure.width, 1)
+        rows = self.rows or max(MIN_ROWS, min(MAX_ROWS, BLOCK_VALUES // width))
+        values = None if measure is None else measure.bind(reader, plan.layer)
+        layer, (number, shares) = reader.layers[plan.layer], self.share
+        count = len(layer.segments)
+        segments = layer.segments[count * number // shares : count * (number + 1) // shares]
+        return _Job(layer, segments, plan.selection, values, rows, tuple(r.fresh() for r in plan.reducers))
+
+
+def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
+    found = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
+    blocks = checked((job, block) for job, of_job in found for block in of_job)
+    if threads == 1 or sum(job.layer.slots for job in jobs) <= SMALL:
+        for job, block in blocks:
+            _feed(job.reducers, block, job.of(block))
+        return
+    lock = threading.Lock()
+
+    def work() -> dict[_Job, list[Reducer]]:
+        torch.set_num_threads(1)
+        own = {job: [reducer.fresh() for reducer in job.reducers] for job in jobs}
+        with torch.inference_mode():
+            while True:
+                with lock:  # blocks go to whichever thread asks next
+                    job, block = next(blocks, (None, None))
+                if job is None or block is None:
+                    return own
+                _feed(own[job], block, job.of(block))
+
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            for job, own in future.result().items():
+                for reducer, other in zip(job.reducers, own, strict=True):
+                    reducer.merge(other)
+
+
+def _feed(reducers: Sequence[Reducer], block: Block, values: Any) -> None:
+    for reducer in reducers:
+        reducer.update(block, values)
+
+
+def _by_steps(job: _Job, steps: int) -> Iterator[tuple[Block, Any]]:
+    """Blocks that hold all selected slots of their steps."""
+    by_step = StepBlocks(job.layer, job.selection)
+    stretch = max(1, MIN_ROWS * steps // max(job.layer.slots, 1))
+    for first in reversed(range(0, steps, stretch)):
+        block = by_step.block(first, min(first + stretch, steps))
+        if len(block):
+            yield block, job.of(block)
+
+
+def _feed_in_any_order(reducers: Sequence[Reducer], blocks: Iterator[tuple[Block, Any]]) -> None:
+    """A reducer that needs ascending slots gets a fresh one for each block, which is then merged."""
+    for block, values in blocks:
+        fed = [reducer.fresh() if reducer.in_order else reducer for reducer in reducers]
+        _feed(fed, block, values)
+        for reducer, other in zip(reducers, fed, strict=True):
+            if other is not reducer:
+                reducer.merge(other)
+
+
+@dataclass(frozen=True)
+class View:
+    """Some slots of a memory, as of some step, and the engine that answers questions about them."""
+
+    reader: MemoryReader
+    selection: Selection
+    until: int
+    engine: Engine = Threads()
+
+    def run(self, *plans: Plan) -> list[tuple[Reducer, ...]]:
+        """The filled reducers of each plan."""
+        return self.engine.run(plans, self.reader)
+
+    def reduce(
+        self, layer: str, reducer: R, measure: Measure | None = None, *, selection: Selection | None = None
+    ) -> R:
+        """One question about one layer's slots: those of the view, or of another selection."""
+        plan = Plan(layer, self.selection if selection is None else selection, (reducer,), measure)
+        ((filled,),) = self.run(plan)
+        assert isinstance(filled, type(reducer))
+        return filled
+
+    def where(self, selection: Selection) -> View:
+        """Those of the view's slots that are selected."""
+        return replace(self, selection=self.selection & selection)
+
+    def count(self, layer: str) -> int:
+        """The number of the view's slots in a layer."""
+        if isinstance(self.selection, Everything):
+            return self.reader.layer(layer).slots
+        return self.reduce(layer, CountReducer()).count
+
+    @property
+    def slots(self) -> int:
+        """The number of slots, in the layer that has most of them."""
+        return max((self.count(name) for name in self.reader.layers), default=0)

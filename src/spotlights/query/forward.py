@@ -1,0 +1,356 @@
+"""One forward pass of the user's model on the inputs that are asked about.
+
+Keeps each recorded layer's inputs (the queries) and, with the autograd graph, its outputs, so that the
+way from a layer to any number of interest can be asked for later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
+from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, ParameterCall, adapter_named
+from spotlights.layers.adapter import plainly, tensors_of, unwrapped
+from spotlights.layers.functional import Use, watch
+from spotlights.memory.format.columns import example_axis
+from spotlights.memory.format.manifest import LayerEntry
+from spotlights.sparse_rows import Numbers, joined
+
+Target = int | str | Sequence[int] | Tensor | Callable[[Any], Tensor]
+"""A class, "7-9" for a difference of two classes, one class for each input, or a function of the model's output."""
+
+
+class Calls:
+    """The calls of one layer during the pass."""
+
+    def __init__(self, map_name: str) -> None:
+        self._map_name = map_name
+        self.recorded_whole = True
+        """The memory has all of the map. Not so if a module has a bias of its own beside a shared weight."""
+        self._calls: list[Call] = []
+        self.queries: list[Numbers] = []
+        self.outputs: list[list[Tensor]] = []
+        """What each call returned."""
+
+    def add(self, call: Call, queries: Numbers, outputs: list[Tensor]) -> None:
+        self._calls.append(call)
+        self.queries.append(queries)
+        self.outputs.append(outputs)
+
+    @property
+    def rows(self) -> Numbers:
+        """The queries, one for each row."""
+        return joined([q.reshape(-1, q.shape[-1]) for q in self.queries])
+
+    @property
+    def shared(self) -> bool:
+        """Whether some call was on what is the same for all inputs."""
+        return any(call.shared for call in self._calls)
+
+    def owners(self, count: int) -> Iterator[tuple[Int64[Tensor, "rows"] | None, int]]:
+        """Of each call: which of the `count` inputs each row belongs to, None if that is not known; how many rows."""
+        for call in self._calls:
+            lead = call.leads()[self._map_name]
+            rows = math.prod(lead)
+            if count == 0 or rows % count or (count > 1 and rows != count and self.shared):
+                yield None, rows
+                continue
+            owner = torch.arange(rows) // (rows // count)
+            if example_axis(lead, count, call.axes) == 1:  # sequence first
+                owner = torch.arange(rows) // math.prod(lead[2:]) % count
+            yield owner if call.row_places is None else owner[call.row_places], rows
+
+    def is_all_of(self, output: Tensor) -> bool:
+        """Whether the layer was called once, the memory has all of it, and it gave this: as it is, or row by row."""
+        if not (self.recorded_whole and len(self._calls) == 1 and self._calls[0].returns(self._map_name)):
+            return False
+        own = self.outputs[0][0]
+        same_size = own.numel() == output.numel()
+        return same_size and any(torch.equal(o.reshape(-1), output.reshape(-1)) for o in (own, self.output_rows([own])))
+
+    def output_rows(self, outputs: Sequence[Tensor]) -> Float[Tensor, "queries out_features"]:
+        """Tensors in the shapes of the calls' outputs, as one row for each query."""
+        rows, taken = [], 0
+        for call, own in zip(self._calls, self.outputs, strict=True):
+            made = call.errors(outputs[taken : taken + len(own)])[self._map_name]
+            rows.append(made.reshape(-1, made.shape[-1]))
+            taken += len(own)
+        return torch.cat(rows)
+
+
+class ForwardPass:
+    """Runs the model once, in eval mode, and leaves it as it was."""
+
+    def __init__(self, model: nn.Module, inputs: Any, layers: Mapping[str, LayerEntry]) -> None:
+        model = unwrapped(model)
+        self.calls = {name: Calls(entry.map) for name, entry in layers.items()}
+        self.transposed_uses: dict[str, str] = {}
+        """Modules that use the transposed weight of a layer, by name, each with the name of that layer."""
+        users: dict[nn.Module, tuple[ModuleAdapter, dict[str, Calls]]] = {}
+        for name, entry in layers.items():
+            for path in entry.modules:
+                module, linear = find_map(model, path, entry)
+                if _adapter(name, entry).last_resort:
+                    parameter = linear.weights["weight"].parameter
+                    if parameter.requires_grad:
+                        call = ParameterCall(entry.map, parameter)
+                        self.calls[name].add(call, call.keys()[entry.map], [parameter])
+                    continue
+                users.setdefault(module, (_adapter(name, entry), {}))[1][entry.map] = self.calls[name]
+                self.calls[name].recorded_whole &= len(linear.biases) == len(entry.bias_names)
+            for path in entry.turned:
+                module, adapter, map_name = find_transposed_use(model, path, entry)
+                use = f"{path}.{map_name}" if map_name else path
+                self.transposed_uses[use], self.calls[use] = name, Calls(map_name)
+                users.setdefault(module, (adapter, {}))[1][map_name] = self.calls[use]
+        handles: list[Any] = []
+        modes = {module: module.training for module in model.modules()}
+        try:
+            for module, (adapter, maps) in users.items():
+                if isinstance(adapter, FunctionalAdapter):
+                    handles += [
+                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls))
+                        for name, calls in maps.items()
+                    ]
+                else:
+                    handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
+            model.eval()
+            with torch.enable_grad(), plainly():
+                self.output = call_model(model, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, training in modes.items():
+                module.training = training
+
+    def is_whole(self, layer: str) -> bool:
+        """Whether the memory has all of what the layer adds to its output."""
+        return self.calls[layer].recorded_whole
+
+    def adds_up(self, layer: str, target: Target, directions: Float[Tensor, "queries out_features"]) -> bool:
+        """Whether the number of interest is g·y and no more than that: contributions are then exact."""
+        outputs = list(parts_of(self.output).values()) if callable(target) else [logits_of(self.output, target)]
+        if not any(self.calls[layer].is_all_of(output) for output in outputs):
+            return False
+        if not callable(target):
+            return True
+        with torch.no_grad():
+            chosen = numbers_of_interest(self.output, target).double()
+            made = (directions * self.calls[layer].output_rows(self.calls[layer].outputs[0])).double()
+            if len(chosen) == 0 or len(made) % len(chosen):
+                return False
+            rounding = 64 * torch.finfo(directions.dtype).eps * made.abs().sum(dim=1)
+            difference = (made.sum(dim=1).reshape(len(chosen), -1).sum(dim=1) - chosen).abs()
+            return bool((difference <= rounding.reshape(len(chosen), -1).sum(dim=1)).all())
+
+    def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
+        """∂f/∂y for each row of a layer's output, f being the number of interest."""
+        with torch.enable_grad():
+            chosen = numbers_of_interest(self.output, target).sum()
+        outputs = [tensor for own in self.calls[layer].outputs for tensor in own]
+        gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return self.calls[layer].output_rows(gradients)
+
+    def direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
+        """The direction of one unit of a layer's output, for each row."""
+        rows = self.calls[layer].output_rows([tensor for own in self.calls[layer].outputs for tensor in own])
+        if not 0 <= unit < rows.shape[1]:
+            raise SettingError(f'unit={unit}: the output of layer "{layer}" has units 0 to {rows.shape[1] - 1}.')
+        directions = torch.zeros_like(rows, requires_grad=False)
+        directions[:, unit] = 1.0
+        return directions
+
+    def inputs_of(self, layer: str, target: Target | None) -> tuple[Int64[Tensor, "queries"], int]:
+        """Which input each query belongs to, and how many inputs there are; without a target, in the batch."""
+        if target is None:
+            count = next((len(tensor) for tensor in parts_of(self.output).values() if tensor.ndim), 1)
+        else:
+            count = len(numbers_of_interest(self.output, target))
+        owners = []
+        for owner, rows in self.calls[layer].owners(count):
+            if owner is None:
+                raise ShapeMismatchError(
+                    f'Layer "{layer}" has {rows} rows for {count} inputs, so it cannot be said which row belongs to '
+                    "which input. Give the inputs batch first, and a target with one number for each input; ask about "
+                    "one input at a time where a layer's rows are those of all (an embedding of positions)."
+                )
+            owners.append(owner)
+        return torch.cat(owners), count
+
+
+def parts_of(output: Any, name: str = "output") -> dict[str, Tensor]:
+    """The tensors of numbers in a model's output, by the expressions that give them."""
+    if isinstance(output, Tensor):
+        return {name: output} if output.is_floating_point() else {}
+    if isinstance(output, Mapping):
+        items = {f'{name}["{key}"]': value for key, value in output.items()}
+    elif isinstance(output, tuple | list) and not hasattr(output, "_fields"):
+        items = {f"{name}[{number}]": value for number, value in enumerate(output)}
+    else:
+        fields = getattr(output, "_asdict", lambda: getattr(output, "__dict__", {}))()
+        items = {f"{name}.{key}": value for key, value in fields.items()}
+    return {where: tensor for own, value in items.items() for where, tensor in parts_of(value, own).items()}
+
+
+def logits_of(output: Any, target: Any) -> Float[Tensor, "inputs classes"]:
+    """The logits in a model's output, where there is no doubt about them: else the error says how to choose.
+
+    They are the output itself; its `logits`; the first of a tuple; the one tensor that there is.
+    """
+    parts = parts_of(output)
+    named = [name for name in ('output["logits"]', "output.logits", "output[0]") if name in parts]
+    name = "output" if "output" in parts else named[0] if named else next(iter(parts), "") if len(parts) == 1 else ""
+    if name and parts[name].ndim == 2:
+        return parts[name]
+    shapes = ", ".join(f"{where} of shape {tuple(tensor.shape)}" for where, tensor in parts.items())
+    deep = [where for where, tensor in parts.items() if tensor.ndim >= 2]
+    wanted = name or next((where for where in deep if parts[where].ndim == 2), next(iter(deep), "output"))
+    places = "-1, " * (parts[wanted].ndim - 2) if wanted in parts else ""
+    chosen = target if isinstance(target, int) else 0
+    raise SettingError(
+        f"target={target} needs an output of shape (inputs, classes), and the model's output is a "
+        f"{type(output).__name__}: {shapes or 'no tensor of numbers'}. Give a function of the output instead, such as "
+        f"target=lambda output: {wanted}[:, {places}{chosen}]."
+    )
+
+
+def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
+    """The number that a target chooses from a model's output, for each input."""
+    if isinstance(target, str):
+        classes = target.split("-")
+        if len(classes) > 2 or not all(part.strip().isdecimal() for part in classes):
+            raise SettingError(f'target="{target}": write a class, "7", or the difference of two, "7-9".')
+        first, *second = (numbers_of_interest(output, int(part)) for part in classes)
+        return first - second[0] if second else first
+    if callable(target):
+        chosen = target(output)
+        if not isinstance(chosen, Tensor) or chosen.ndim != 1:
+            kind = f"shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+            raise ShapeMismatchError(
+                f"The function given as target returned {kind}. It must return one number for each input."
+            )
+        return chosen
+    output = logits_of(output, target)
+    count, classes = output.shape
+    index = torch.as_tensor(target, device=output.device)
+    if index.is_floating_point() or index.dtype == torch.bool:
+        raise SettingError(f"target={target}: a class is a whole number.")
+    if index.ndim > 1 or (index.ndim == 1 and len(index) != count):
+        raise ShapeMismatchError(
+            f"target has shape {tuple(index.shape)}, but there are {count} inputs. "
+            "Give one class, or one for each input."
+        )
+    if (index < 0).any() or (index >= classes).any():
+        raise SettingError(f"target={target}: the model's output has classes 0 to {classes - 1}.")
+    return output.gather(1, index.expand(count)[:, None])[:, 0]
+
+
+def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        outputs = tensors_of(output)
+        for tensor in outputs:
+            if not tensor.requires_grad:
+                tensor.requires_grad_()  # a frozen network: the way to its output is still asked for
+        call = adapter.call(module, args, kwargs, output, None)
+        with torch.no_grad():
+            queries = call.keys()
+        for name, calls in maps.items():
+            calls.add(call, queries[name].clone(), outputs)
+        return _copied(output)
+
+    return hook
+
+
+def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls) -> Use:
+    def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
+        if not output.requires_grad:
+            output.requires_grad_()
+        call = adapter.use(module, name, input, rows)
+        calls.add(call, call.keys()[name].clone(), [output])
+        return output.clone()
+
+    return use
+
+
+def _copied(output: Any) -> Any:
+    """A copy of a module's output for the modules after it, which may change it in place (`nn.ReLU(inplace=True)`)."""
+    if isinstance(output, Tensor):
+        return output.clone() if output.is_floating_point() else output
+    if isinstance(output, tuple | list):
+        items = [_copied(item) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output
+
+
+def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, LinearMap]:
+    """The module of that name and the recorded map in it, checked against the recorded shape."""
+    model = unwrapped(model)
+    modules = dict(model.named_modules())
+    module = modules.get(path)
+    adapter = _adapter(path, entry)
+    if module is None and adapter.handles(model):
+        module = model  # recorded as the model itself, which has no name
+    if module is None or not adapter.handles(module):
+        known = ", ".join(name for name in modules if name) or type(model).__name__
+        raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
+    linear = adapter.maps(module).get(entry.map)
+    if linear is None:
+        raise ShapeMismatchError(
+            f'Layer "{path}" has no part "{entry.map}", but the memory was recorded with one. '
+            "Is this the model that was recorded?"
+        )
+    shape, groups = linear.own_shape, linear.channel_groups
+    recorded = tuple(entry.weight_shape or entry.matrix_shape)
+    if (shape, groups) != (recorded, entry.groups):
+        in_groups = "" if groups == entry.groups == 1 else f" in {groups} groups, not {entry.groups}"
+        raise ShapeMismatchError(
+            f'Layer "{path}" has a weight of shape {shape}{in_groups}, but the memory was recorded with '
+            f"{recorded}. Is this the model that was recorded?"
+        )
+    return module, linear
+
+
+def find_transposed_use(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module, ModuleAdapter, str]:
+    """A module that uses the transposed recorded weight, its adapter, and the name of the map in it."""
+    _, linear = find_map(model, entry.modules[0], entry)
+    module = dict(unwrapped(model).named_modules()).get(path)
+    adapter = adapter_named(entry.turned[path])
+    for name, own in {} if module is None or adapter is None else adapter.maps(module).items():
+        if own.identity == linear.identity:
+            assert module is not None
+            assert adapter is not None
+            return module, adapter, name
+    raise UnknownNameError(
+        f'The memory was recorded with a "{path}" that shares the weight of "{entry.modules[0]}"; this model has none.'
+    )
+
+
+def parameters_of(model: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:
+    """The parameters of a recorded layer as the memory has them."""
+    _, linear = find_map(model, entry.modules[0], entry)
+    return {name: linear.kept(name, part.parameter.detach()) for name, part in linear.parameters.items()}
+
+
+def _adapter(name: str, entry: LayerEntry) -> ModuleAdapter:
+    adapter = adapter_named(entry.kind)
+    if adapter is None:
+        raise UnsupportedError(
+            f'Layer "{name}" is of kind "{entry.kind}", which is unknown here. If it is one of your own, make its '
+            "adapter known first: spotlights.register_layer(…)."
+        )
+    return adapter
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The model's output for a batch, or for a tuple or dict of its arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)

@@ -1,0 +1,353 @@
+"""Influence: an estimate of what leaving training examples out would do to an answer.
+
+A contribution says what the trained layer is made of. It does not say what training without an example would have
+led to, because the other examples would have taught much of the same. Influence is the contribution with whitened
+queries, added up over an example's visits and over layers. Preconditioners, as Adam's, are left out:
+the other examples make up for an absent one through the same preconditioner. How well influence predicts real
+retraining, and where not, is measured in docs/truth.md.
+
+A whitened query is `(C + λ·mean(diag C)·I)⁻¹ [q; 1]`, with `C = E[[k; 1] [k; 1]ᵀ]` over the memory's slots. Directions
+that all keys share say little about a single example: the other examples teach the same there. Whitening divides these
+directions out, as an influence function does with the curvature of the loss; the keys' part of the curvature is enough
+here. The score `k·q` becomes `k·q̃`: whatever computes scores computes these too. Where a layer has several rows for an
+input, as a convolution has, the curvature adds up over them, and so does C.
+
+The other part of the curvature, that of the layer's output, is taken as one number: the mean square of the layer's
+errors, weighted as their steps were. Each layer's share is divided by it (`balance`). Without that, a layer would count
+by its scale: an embedding that starts at 0.02 has errors fifty times as large as one that starts at 1, and computes
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.errors import SettingError, TooLargeError
+from spotlights.layers import ParameterAdapter
+from spotlights.memory.blocks import Everything, OneOf, as_of, in_blocks
+from spotlights.memory.format.manifest import LayerEntry
+from spotlights.memory.layer_reader import ROWS, LayerReader
+from spotlights.memory.reader import KeyMoments, load_moments, save_moments
+from spotlights.query.coefficients import StepNumbers, unroll_plainly
+from spotlights.query.contraction import DirectedQueries
+from spotlights.query.contributions import Contributions, one_input
+from spotlights.query.engine import Progress, Turn, View
+from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
+from spotlights.query.plan import Plan
+from spotlights.query.reducers import ErrorSizeReducer, KeyMomentsReducer
+from spotlights.results.answers import Top, Totals
+from spotlights.sparse_rows import Numbers, SparseRows, dense
+
+if TYPE_CHECKING:
+    from spotlights.api import Memory
+
+STRETCHES = 48
+"""The pass for the moments is divided into so many stretches of training at most; others may ask in between."""
+_WIDE = 1024
+"""From so many numbers in a key on, a matrix of all pairs is worth avoiding."""
+DAMPING = 0.3
+"""λ, as chosen on one half of the tests and subsets of one setting (docs/truth.md)."""
+
+
+def unsupported_influence(entry: LayerEntry) -> str | None:
+    """Why there is no estimate through a layer; None if there is."""
+    if entry.kind == ParameterAdapter.kind:
+        return "its slots belong to no example"
+    if entry.turned:
+        return "its weight is shared by two kinds of layers"
+    if entry.groups > 1:
+        return f"it maps {entry.groups} parts of its keys apart from each other"
+    return None
+
+
+class LayerInfluence(Contributions):
+    """One layer's share of an influence: contributions of its slots, for whitened queries."""
+
+    what = "influence"
+
+    def __init__(
+        self,
+        view: View,
+        recorded: LayerReader,
+        queries: Numbers,
+        directions: Float[Tensor, "queries out_features"],
+        *,
+        damping: float | None = None,
+        rows: float = 1.0,
+        differs: str | None = None,
+        balance: bool = True,
+    ) -> None:
+        """`rows`: how many the layer has for an input; `differs`: how the model differs from the memory."""
+        self.damping = DAMPING if damping is None else damping
+        steps = unroll_plainly(view.reader, recorded.name, view.until)  # refuses before the long part, if it must
+        bias = bool(set(recorded.entry.bias_names) & set(recorded.entry.trained))
+        options: dict[str, Any] = {"damping": self.damping, "bias": bias, "rows": rows}
+        if has_moments(recorded):
+            keys, ones = whitened(queries, key_moments(view)[recorded.name], **options)
+        else:
+            keys, ones = whitened_by_keys(dense(queries), recorded, **options)
+        if balance:
+            directions = directions / error_size(view, recorded.name, steps)
+        asked = DirectedQueries(keys, directions, ones)
+        super().__init__(view, recorded, asked, adds_up=False, unrolled=steps, differs=differs)
+
+    @property
+    def note(self) -> str:
+        storage = self.recorded.storage
+        more = f"; stored as {storage.name}" if storage.lossy else ""
+        more += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
+        return (
+            "an estimate of what leaving examples out would take away: ranks and signs count, "
+            f"sizes are relative (λ = {self.damping:g}{more})"
+        ) + ("" if self._differs is None else f"; {self._differs}")
+
+
+class Influence(OverLayers):
+    """What leaving examples out would take away from a number of interest: an estimate, for each input.
+
+    Positive: without the example the number would be smaller. Made by `Spotlights.influence` (all layers, the
+    better estimate) and `Attention.influence` (one layer's share).
+    """
+
+    what = "influence"
+    signed = True
+
+    def __init__(
+        self,
+        parts: Sequence[Contributions],
+        owners: Sequence[Int64[Tensor, "_"]],
+        *,
+        inputs: int,
+        left_out: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            parts: the influence through each layer.
+            owners: which input each query of a part belongs to.
+            inputs: how many inputs there are.
+            left_out: the recorded layers through which influence is not estimated.
+        """
+        if not parts:
+            raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
+        super().__init__(parts)
+        self._parts: Sequence[Contributions] = parts
+        self._owners = owners
+        self._inputs = inputs
+        self._left_out = left_out
+
+    def __len__(self) -> int:
+        return self._inputs
+
+    @property
+    def note(self) -> str | None:
+        note = self._parts[0].note
+        return f"{note}; not estimated through {', '.join(self._left_out)}" if self._left_out else note
+
+    def summed(self) -> Influence:
+        """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
+        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, left_out=self._left_out)
+
+    def keep(self) -> Influence:
+        """The influence on one input, with the values of all slots computed once."""
+        if self._inputs != 1:
+            raise SettingError(f"keep() is for one input, and there are {self._inputs}. Ask about one at a time.")
+        return self._of([part.whole().keep() for part in self._parts])
+
+    def within(self, memory: Memory) -> Influence:
+        """The same kept values, for the slots of another view of the memory."""
+        return self._of([part.within(memory) for part in self._parts])
+
+    def _of(self, parts: Sequence[Contributions]) -> Influence:
+        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, left_out=self._left_out)
+
+    def _of_layers(self, column: str, bins: int | None) -> list[Totals]:
+        groups = max(len(part.grouping(column, bins)) for part in self._parts)
+        self._check_size(groups, self._inputs)
+        return [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
+
+    def _of_layer(self, part: Contributions, owners: Int64[Tensor, "_"], column: str, bins: int | None) -> Totals:
+        question, groups = AskTotals(column, bins=bins), part.grouping(column, bins)
+        quick = part.totals_by_input(groups, owners, self._inputs)
+        if quick is not None:
+            return question.totals(part, *quick)
+        self._check_size(len(groups), len(part))
+        (totals,) = part.ask(question)
+        none = torch.zeros(self._inputs, len(groups), dtype=torch.float64)
+        errors = None if totals.standard_errors is None else none.index_add(0, owners, totals.standard_errors)
+        return replace(totals, values=none.index_add(0, owners, totals.values), standard_errors=errors)
+
+    def _check_size(self, groups: int, queries: int) -> None:
+        size = 8 * groups * queries
+        if size > MAX_VALUES_BYTES:
+            raise TooLargeError(
+                f"The influence of {groups:,} groups on {queries:,} inputs (or rows of them) would take "
+                f"{size / 2**30:.1f} GB. "
+                "Ask about fewer inputs at a time, or about larger groups, such as totals('label')."
+            )
+
+    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
+        """The k examples with the largest sums: without which the number would lose most."""
+        return super().top(k, by=by, per=per)
+
+    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
+        """The k examples with the smallest sums: without which the number would gain most."""
+        return super().bottom(k, by=by, per=per)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(part.layer for part in self._parts)
+        return f"Influence({layers}: {self._inputs} inputs; {self.note})"
+
+
+# -- whitened queries ---------------------------------------------------------------------------
+
+
+def key_moments(
+    view: View,
+    *,
+    turn: Turn = nullcontext,
+    progress: Progress = lambda share: None,
+) -> KeyMoments:
+    """The second moments of all layers' keys, over the whole memory: as kept with it, or from a pass over what is new.
+
+    Args:
+        view: any view of the memory.
+        turn: what to hold during each stretch of the pass.
+        progress: is told the share that is done.
+    """
+    reader = view.reader
+    if not reader.moments:
+        wanted = {name for name, layer in reader.layers.items() if has_moments(layer)}
+        known, covered = load_moments(reader.store, reader.manifest)
+        known = known if set(known) == wanted else {}
+        segments = reader.manifest.segments
+        if covered < len(segments) or not known:
+            steps = range(segments[covered].first_step if known else 0, reader.manifest.steps)
+            new = new_moments(view, steps, turn, progress)
+            known = {name: moment + known[name] if name in known else moment for name, moment in new.items()}
+            save_moments(reader.store, reader.manifest, known)
+        reader.moments = dict(known)
+    return reader.moments
+
+
+def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dict[str, Tensor]:
+    layers = {name: layer for name, layer in view.reader.layers.items() if has_moments(layer)}
+    sums = {
+        name: KeyMomentsReducer(layer.entry.moments_shape, layer.distinct_keys if layer.entry.indexed else None)
+        for name, layer in layers.items()
+    }
+    stretch = max(1, -(-len(steps) // STRETCHES))
+    for first in range(0, len(steps), stretch):
+        selection = OneOf("step", steps[first : first + stretch])
+        plans = [Plan(name, selection, (reducer,)) for name, reducer in sums.items()]
+        with turn():
+            for (filled,), total in zip(view.run(*plans), sums.values(), strict=True):
+                assert isinstance(filled, KeyMomentsReducer)
+                total.merge(filled)
+        progress((first + stretch) / (len(steps) + stretch))
+    return {name: total.result(layers[name]) for name, total in sums.items()}
+
+
+def has_moments(layer: LayerReader) -> bool:
+    """Whether C is kept as a matrix. Where a layer has fewer distinct keys than a key has numbers, the keys do."""
+    entry = layer.entry
+    return len(entry.moments_shape) == 1 or entry.in_features < _WIDE or 2 * layer.distinct_keys > entry.in_features
+
+
+def error_size(view: View, layer: str, steps: StepNumbers) -> float:
+    """The mean over slots of |c|·‖δ‖²: each step weighted by what multiplied its gradient."""
+    known, key = view.reader.layer(layer).known, ("error size", view.until)
+    if key not in known:
+        whole = as_of(view.reader, Everything(), view.until)
+        reducer = ErrorSizeReducer(steps.weight.abs() if bool(steps.weight.any()) else steps.bias.abs())
+        found = view.reduce(layer, reducer, selection=whole)
+        mean = found.sum / max(found.count, 1)
+        known[key] = mean if mean > 0 else 1.0
+    return known[key]
+
+
+def whitened_by_keys(
+    queries: Float[Tensor, "queries in_features"], layer: LayerReader, *, damping: float, bias: bool, rows: float
+) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
+    """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
+    _check_damping(damping)
+    known = layer.known
+    if "all keys" not in known:
+        kept = torch.empty(layer.slots, layer.entry.in_features)
+        for block in in_blocks(layer, Everything(), ROWS):
+            for some in block.keys():  # noqa: SIM118 (not a dict)
+                own = dense(some.rows)
+                kept[block.slots[some.place]] = (own if some.scale is None else own * some.scale[:, None]).float()
+        known["all keys"] = kept
+    keys = known["all keys"]
+    if bias:
+        keys, wide = (torch.cat([each.float(), torch.ones(len(each), 1)], dim=1) for each in (keys, queries))
+    else:
+        wide = queries.float()
+    share = rows / max(len(keys), 1)
+    strength = damping * share * float(keys.double().square().sum()) / max(keys.shape[1], 1)
+    if not strength > 0:
+        return queries, torch.ones(len(queries), dtype=queries.dtype)
+    gram = (keys @ keys.T).double()
+    gram.diagonal().add_(strength / share)
+    solved = torch.linalg.solve(gram, (keys @ wide.T).double())
+    made = (wide.double() - solved.T @ keys.double()) / strength
+    ones = made[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
+    return made[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+
+
+def _check_damping(damping: float) -> None:
+    if not damping > 0:
+        raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
+
+
+def whitened(
+    queries: Numbers,
+    moment: Float[Tensor, "keys_and_1 *keys_and_1"],
+    *,
+    damping: float,
+    bias: bool,
+    rows: float = 1.0,
+) -> tuple[Numbers, Float[Tensor, "queries"]]:
+    """Queries for the keys, and for the key 1 of the bias, such that plain products with them are whitened scores.
+
+    Args:
+        queries: the layer's inputs.
+        moment: as `key_moments` gives it.
+        damping: λ. The larger, the more the scores are like plain ones.
+        bias: whether the layer learned a bias, and so has the key 1.
+        rows: how many rows the layer has for an input. C is the moment of an input: that of all its rows together.
+    """
+    _check_damping(damping)
+    if isinstance(queries, SparseRows) and moment.ndim == 1:
+        return _whitened_tokens(queries, moment, damping=damping, rows=rows)
+    queries = dense(queries)
+    count = moment[-1, -1].clamp_min(1.0)
+    size = len(moment) - (0 if bias else 1)
+    covariance = moment[:size, :size] * (rows / count)
+    strength = damping * covariance.diagonal().mean()
+    if not strength > 0:  # no slots, or keys that are all zero: nothing to divide out
+        return queries, torch.ones(len(queries), dtype=queries.dtype)
+    wide = torch.cat([queries.double(), torch.ones(len(queries), 1, dtype=torch.float64)], dim=1)[:, :size]
+    factor = torch.linalg.cholesky(covariance + strength * torch.eye(size, dtype=torch.float64))
+    solved = torch.cholesky_solve(wide.T, factor).T
+    ones = solved[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
+    return solved[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+
+
+def _whitened_tokens(
+    queries: SparseRows, moment: Float[Tensor, "tokens_and_1"], *, damping: float, rows: float
+) -> tuple[SparseRows, Float[Tensor, "queries"]]:
+    """The same where C is diagonal: each token by how often it was seen."""
+    variances = moment[:-1] * (rows / moment[-1].clamp_min(1.0))
+    strength = damping * variances.mean()
+    amounts = queries.amounts
+    if strength > 0:
+        amounts = (amounts.double() / (variances[queries.places] + strength)).to(amounts.dtype)
+    return replace(queries, amounts=amounts), torch.zeros(len(queries), dtype=queries.dtype)

@@ -1,0 +1,93 @@
+"""What is changed in the middle of a run beside the steps of the optimizers, and is noticed before the next step.
+
+A change is logged with its step and reason. The step log marks the layers whose weights no longer follow from their
+slots alone (`names.MOVED`), so that `verify` and answers can say why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from spotlights.memory.format.names import MOVED
+from spotlights.recording.layer import RecordedLayer
+from spotlights.recording.optimizers import Optimizers
+
+WEIGHTS, STATE, LEFT, ADDED = MOVED
+_NAMES_SHOWN = 4
+
+
+class Changes:
+    """Compares what the optimizers hold with what they held before."""
+
+    def __init__(self, model: nn.Module, optimizers: Optimizers, layers: Mapping[str, RecordedLayer]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._layers = layers
+        self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.each}
+        self._loaded: set[int] = set()
+        self._logged: set[int] = set()
+
+    def watch(self, guard: Callable[..., Callable[..., Any]]) -> list[Any]:
+        """Registers hooks that notice a loaded state; returns their handles."""
+
+        def note(optimizer: torch.optim.Optimizer) -> None:
+            self._loaded.add(id(optimizer))
+
+        return [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.each]
+
+    @property
+    def any_loaded(self) -> bool:
+        return bool(self._loaded)
+
+    def accept(self) -> None:
+        """Forgets what was loaded: the memory starts from it."""
+        self._loaded.clear()
+
+    def holds(self, layer: RecordedLayer) -> bool:
+        """Whether any optimizer trains the layer."""
+        return any(id(p) in held for held in self._held.values() for p in layer.parameters.values())
+
+    def before_step(self, step: int, optimizer: torch.optim.Optimizer, groups: Collection[int]) -> dict[str, int]:
+        """The layers that a change concerns, with the reasons; `groups` are the `id`s of what the optimizer holds."""
+        key, reasons = id(optimizer), dict[str, int]()
+        if key in self._loaded:
+            self._loaded.discard(key)
+            reasons = dict.fromkeys(self._layers_of(self._held[key]), STATE)
+            self.log(step, STATE, f"the state of {type(optimizer).__name__} was loaded", reasons)
+        if groups != self._held[key]:
+            before, self._held[key] = self._held[key], set(groups)
+            modules = dict(self._model.named_modules(remove_duplicate=False))
+            for name in self._layers_of(before - self._held[key]):
+                if self._layers[name].is_in(modules):  # frozen from here on, which its log says
+                    logging.getLogger("spotlights").info("At step %d layer %s left the optimizer.", step, name)
+                else:
+                    reasons[name] = reasons.get(name, 0) | LEFT
+                    self.log(step, LEFT, "the model has another module in place of a recorded layer", [name])
+            untrained = {
+                id(p) for layer in self._layers.values() for n, p in layer.parameters.items() if n not in layer.trained
+            }
+            for name in self._layers_of((self._held[key] - before) & untrained):
+                reasons[name] = reasons.get(name, 0) | ADDED
+                self.log(step, ADDED, "the optimizer got parameters that it did not hold when recording began", [name])
+        return reasons
+
+    def _layers_of(self, parameters: Collection[int]) -> list[str]:
+        return [n for n, layer in self._layers.items() if any(id(p) in parameters for p in layer.parameters.values())]
+
+    def log(self, step: int, reason: int, what: str, layers: Collection[str]) -> None:
+        """Logs the first change of a kind as a warning, later ones as information."""
+        level = logging.INFO if reason in self._logged else logging.WARNING
+        self._logged.add(reason)
+        names = ", ".join(list(layers)[:_NAMES_SHOWN]) + (" …" if len(layers) > _NAMES_SHOWN else "")
+        logging.getLogger("spotlights").log(
+            level, "At step %d %s (%s). Slots do not explain that, and verify reports it.", step, what, names
+        )
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [id(p) for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,228 @@
+"""Which linear maps of a network are recorded, which modules use them, and which trained parameters are not recorded.
+
+Modules that share a weight share a layer of the memory. Some may use the transposed weight: an embedding looks up rows
+of the weight that the output layer multiplies with. The layer then has the view of the kind whose weight is not
+transposed. In the slots of the other kind, keys and errors swap roles.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from spotlights.errors import SettingError, SpotlightsWarning, UnknownNameError
+from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for, adapter_named
+from spotlights.layers.adapter import own_parameters
+from spotlights.memory.buffers import BufferPool
+from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
+from spotlights.recording.hooks import ModuleHooks, RecordedMap
+from spotlights.recording.layer import RecordedLayer, WeightUser
+from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.settings import RecordingSettings
+
+_NAMES_SHOWN = 8
+_MOST_NUMBERS, _MOST_ROWS = 16_384, 64
+"""A parameter that no adapter knows is recorded by its gradient, one slot per step, if it has at most so many numbers,
+or as many as so many rows of all recorded layers: it is small beside the rows of a step then."""
+
+
+@dataclass
+class _SharedWeight:
+    """A weight, or several that form one matrix, and the modules that use it."""
+
+    users: list[WeightUser] = field(default_factory=list)
+
+    @property
+    def _first(self) -> WeightUser:
+        """The user whose view of the weight the memory has: the first whose weight is not transposed."""
+        return next((user for user in self.users if not user.linear.transposed), self.users[0])
+
+    @property
+    def same_view(self) -> list[WeightUser]:
+        first = self._first
+        return [user for user in self.users if (user.adapter, user.map_name) == (first.adapter, first.map_name)]
+
+    @property
+    def transposed_view(self) -> list[WeightUser]:
+        """Users of the transposed weight. What further kinds add to the gradient, the probe reports as unexplained."""
+        if not _is_one_matrix(self._first.linear):
+            return []
+        other = not self._first.linear.transposed
+        return [user for user in self.users if _is_one_matrix(user.linear) and user.linear.transposed is other]
+
+    @property
+    def names(self) -> list[str]:
+        return [user.name for user in (*self.same_view, *self.transposed_view)]
+
+
+def _is_one_matrix(linear: LinearMap) -> bool:
+    """Whether the transposed weight is a linear map too."""
+    part = linear.weights.get("weight")
+    return part is not None and linear.channel_groups == 1 and part.parameter.ndim == 2 and len(linear.weights) == 1
+
+
+def find_layers(
+    model: nn.Module, optimizer: Optimizers, settings: RecordingSettings, *, pool: BufferPool
+) -> tuple[dict[str, RecordedLayer], list[ModuleHooks]]:
+    """The layers to record by name, and the hooks that record them."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    patterns = settings.patterns
+    weights = _find_weights(model, settings)
+    names = [name for weight in weights for name in weight.names]
+    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
+    if unknown or (patterns is not None and not patterns):
+        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
+    layers: dict[str, RecordedLayer] = {}
+    hooks: dict[nn.Module, ModuleHooks] = {}
+    for weight in weights:
+        if patterns is not None and not any(fnmatchcase(name, p) for name in weight.names for p in patterns):
+            continue
+        users = weight.same_view
+        transposed = weight.transposed_view if settings.keeps_errors else []  # there, an error is a key
+        layer = RecordedLayer(users, transposed, trained, settings, pool)
+        layers[layer.name] = layer
+        for user in (*users, *transposed):
+            of_module = hooks.setdefault(user.module, ModuleHooks(user.module, user.adapter))
+            of_module.maps[user.map_name] = RecordedMap(layer, user.path, transposed=user in transposed)
+    if settings.keeps_errors and patterns is None:
+        covered = {id(p) for layer in layers.values() for p in layer.parameters.values()}
+        limit = gradient_limit(layer.entry() for layer in layers.values())
+        users = _unknown_parameters(model, covered, trained, limit)
+        # First, so that the last layer of a memory is one that computes something.
+        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in users} | layers
+    return layers, list(hooks.values())
+
+
+def gradient_limit(entries: Iterable[LayerEntry]) -> int:
+    """How many numbers a parameter may have that is recorded by its gradient."""
+    known = [entry for entry in entries if entry.kind != ParameterAdapter.kind]
+    return max(_MOST_NUMBERS, _MOST_ROWS * sum(entry.in_features + entry.out_features for entry in known))
+
+
+def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int], limit: int) -> Iterator[WeightUser]:
+    """Small parameters that the optimizer trains, and that no recorded layer has."""
+    adapter, seen = adapter_named(ParameterAdapter.kind), set(covered)
+    assert adapter is not None
+    for path, module in model.named_modules():
+        refused = any(other.refuses(module) for other in ADAPTERS)
+        for name, linear in adapter.maps(module).items():
+            parameter = linear.weights["weight"].parameter
+            wanted = id(parameter) in trained and id(parameter) not in seen and not refused
+            if wanted and parameter.requires_grad and 0 < parameter.numel() <= limit:
+                seen.add(id(parameter))
+                yield WeightUser(path or type(module).__name__.lower(), module, adapter, name, linear)
+
+
+def _find_weights(model: nn.Module, settings: RecordingSettings) -> list[_SharedWeight]:
+    """The weights of all linear maps of the model."""
+    weights: dict[tuple[object, ...], _SharedWeight] = {}
+    for path, module in model.named_modules():
+        adapter = adapter_for(module)
+        if adapter is None:
+            continue
+        for name, linear in adapter.maps(module).items():
+            users = weights.setdefault(linear.identity, _SharedWeight()).users
+            watched = any(isinstance(user.adapter, FunctionalAdapter) for user in users)
+            if watched and not linear.transposed:
+                continue  # F.linear reports the uses by this module, too
+            users.append(WeightUser(path or type(module).__name__.lower(), module, adapter, name, linear))
+    last_resort = settings.keeps_errors and any(own_parameters(module) for module in model.modules())
+    if not weights and not last_resort:
+        raise SettingError(
+            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
+            f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
+        )
+    return list(weights.values())
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What becomes of each parameter: recorded, frozen, trained by another optimizer, or not recorded because …"""
+
+    parameters: Mapping[str, ParameterEntry]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizers,
+        layers: Mapping[str, RecordedLayer],
+        settings: RecordingSettings,
+    ) -> Coverage:
+        trained = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        layer_of = {id(p): name for name, layer in layers.items() for p in layer.parameters.values()}
+        limit = gradient_limit(layer.entry() for layer in layers.values())
+        owners = {id(p): module for module in model.modules() for p in own_parameters(module).values()}
+        found: dict[str, ParameterEntry] = {}
+        for name, parameter in model.named_parameters():
+            layer, reason = layer_of.get(id(parameter), ""), ""
+            if not parameter.requires_grad:
+                layer, reason = "", FROZEN
+            elif id(parameter) not in trained:
+                layer, reason = "", ANOTHER_OPTIMIZER
+            elif not layer:
+                reason = "not recorded because " + _why(owners[id(parameter)], parameter, settings, limit)
+            found[name] = ParameterEntry(parameter.numel(), layer, reason)
+        inside = {id(p) for p in model.parameters()}
+        for number, parameter in enumerate(p for key, p in trained.items() if key not in inside):
+            reason = "not recorded because it is outside the model"
+            found[f"a parameter outside the model ({number})"] = ParameterEntry(parameter.numel(), "", reason)
+        return cls(found)
+
+    @property
+    def covered(self) -> int:
+        return sum(entry.numbers for entry in self.parameters.values() if entry.layer)
+
+    @property
+    def trained(self) -> int:
+        return sum(entry.numbers for entry in self.parameters.values() if entry.reason != FROZEN)
+
+    @property
+    def uncovered(self) -> list[str]:
+        """The names of trained parameters that belong to no recorded layer."""
+        return [name for name, entry in self.parameters.items() if not entry.layer and entry.reason != FROZEN]
+
+    def report(self, *, on_purpose: bool) -> None:
+        """One table in the log; a warning about what is not recorded unless the user chose the layers."""
+        share = 1000 * self.covered // max(self.trained, 1) / 10  # rounded down, so that 100 % means all
+        text = f"{share:g} % of {self.trained:,} trained parameters are recorded"
+        more = len(self.uncovered) - _NAMES_SHOWN
+        names = ", ".join(self.uncovered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        text += f"; not recorded: {names}" if self.uncovered else ""
+        table = (f"  {name}  {e.numbers:,}  {e.reason or 'recorded'}" for name, e in self.parameters.items())
+        logging.getLogger("spotlights").info("%s.\n%s", text, "\n".join(table))
+        left_out = [name for name in self.uncovered if self.parameters[name].reason != ANOTHER_OPTIMIZER]
+        if on_purpose or not left_out:
+            return
+        reasons: dict[str, str] = {}
+        for name in left_out:
+            reasons.setdefault(self.parameters[name].reason.removeprefix("not recorded because "), name)
+        because = "; ".join(f"{name} because {reason}" for reason, name in list(reasons.items())[:_NAMES_SHOWN])
+        warnings.warn(
+            f"{text}: {because}. No slot explains what these parameters learn. To leave them "
+            "out on purpose, name the layers to record with layers=…; to record them, write an adapter "
+            "(docs/layers.md).",
+            SpotlightsWarning,
+            stacklevel=8,
+        )
+
+
+FROZEN, ANOTHER_OPTIMIZER = "frozen", "trained by another optimizer, or by none"
+
+
+def _why(module: nn.Module, parameter: nn.Parameter, settings: RecordingSettings, limit: int) -> str:
+    """Why a trained parameter is not recorded, in words."""
+    if settings.patterns is not None:
+        return "layers= leaves it out"
+    refused = next((reason for adapter in ADAPTERS if (reason := adapter.refuses(module))), None)
+    if refused is not None:
+        return refused
+    unknown = f"no adapter knows how {type(module).__name__} uses it"
+    if not settings.keeps_errors:
+        return f"{unknown}, and there are no errors (errors=False, fold=) to record its gradient with"
+    return f"{unknown}, and {parameter.numel():,} numbers are more than the {limit:,} that a gradient may have"

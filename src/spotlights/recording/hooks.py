@@ -1,0 +1,299 @@
+"""The hooks on modules and on what they return. They change neither the modules, nor their outputs, nor the graph.
+
+A forward hook describes each call of a module; where a module uses its weights by `F.linear`, the uses of the weights
+are watched instead. During a backward pass, hooks on the outputs only note gradients. Keys and errors of all layers are
+computed and copied when the pass ends: between the large matrix products of a training step, the same code takes
+several times as long (measured: a third of the cost of recording). A pass that raises an error never ends, and leaves
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spotlights import torch_internals
+from spotlights.errors import UnsupportedError
+from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
+from spotlights.layers.adapter import tensors_of
+from spotlights.layers.functional import watch
+from spotlights.memory.format.columns import Batch, ColumnTable
+from spotlights.memory.slots import Rows
+from spotlights.recording.layer import RecordedLayer
+from spotlights.torch_internals import Untraced
+
+MODULE = "module"
+"""The column with the module of a slot, where several kinds of modules share a weight."""
+_MAX_BYTES = 32 << 20
+"""When noted tensors hold more memory than this, they are copied before the pass ends."""
+
+
+class RecordedMap(NamedTuple):
+    """A map of a module that is recorded, and the layer that it belongs to."""
+
+    layer: RecordedLayer
+    path: str
+    transposed: bool
+    """The module uses the transposed weight of the layer, so keys and errors swap roles."""
+
+
+class MapInCall(NamedTuple):
+    """A recorded map in one call of its module."""
+
+    name: str
+    layer: RecordedLayer
+    transposed: bool
+    columns: Mapping[str, np.ndarray]
+
+
+@dataclass(eq=False)
+class ModuleCall:
+    """A call of a module, held by the hooks on the tensors that it returned."""
+
+    call: Call | None
+    """None once a pass has freed the graph. A user who keeps the loss would keep the call otherwise."""
+    outputs: int
+    """How many tensors the module returned."""
+    maps: list[MapInCall]
+
+
+@dataclass
+class ModuleHooks:
+    """The hooks on one module."""
+
+    module: nn.Module
+    adapter: ModuleAdapter
+    maps: dict[str, RecordedMap] = field(default_factory=dict)
+    axes: tuple[int, ...] | None = None
+    """Which axes of rows may count the examples (see `Call`), where a network around the module tells."""
+
+    def register(
+        self, columns: ColumnTable, current_batch: Callable[[], Batch | None], passes: BackwardPasses, guard: Guard
+    ) -> list[Any]:
+        """Registers the hooks; returns their handles.
+
+        Args:
+            columns: of the memory.
+            current_batch: returns the columns of the current batch, or None while nothing is recorded.
+            passes: collects what the backward pass brings to each call.
+            guard: keeps errors of the hooks away from training.
+        """
+        codes = {name: columns.code(MODULE, own.path) for name, own in self.maps.items() if own.layer.several_kinds}
+
+        def batch_to_record(outputs: list[Tensor]) -> Batch | None:
+            if not (self.module.training and torch.is_grad_enabled()) or torch_internals.in_functorch():
+                return None
+            for tensor in outputs:
+                if tensor.requires_grad:
+                    return current_batch()
+            return None
+
+        def record(call: Call, batch: Batch, outputs: list[Tensor], names: Iterable[str]) -> None:
+            leads, places = call.leads(), None if call.row_places is None else call.row_places.numpy()
+            axes = self.axes if call.axes is None else call.axes
+            maps = []
+            for name in names:
+                layer, _, transposed = self.maps[name]
+                layer.called = passes.next_call()
+                rows = batch.rows(leads[name], layer.name, shared=call.shared, axes=axes)
+                if name in codes:
+                    rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
+                if places is not None:
+                    rows = {column: values[places] for column, values in rows.items()}
+                maps.append(MapInCall(name, layer, transposed, rows))
+            passes.watch(ModuleCall(call, len(outputs), maps), outputs)
+
+        adapter = self.adapter
+        if isinstance(adapter, FunctionalAdapter):
+
+            def note_use(name: str, input: Tensor, output: Tensor, rows: slice) -> None:
+                batch = batch_to_record([output])
+                call = adapter.use(self.module, name, input, rows)
+                if batch is not None:
+                    record(call, batch, [output], [name])
+
+            guarded = guard(note_use)
+
+            def use(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor:
+                guarded(name, input, output, rows)
+                return output
+
+            return [watch(adapter.weights(self.module)[name][0], partial(use, name)) for name in self.maps]
+
+        state_before: list[Any] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            recorded = module.training and torch.is_grad_enabled() and current_batch() is not None
+            state_before[:] = [adapter.before(module)] if recorded else []
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            guard.called = True
+            outputs = tensors_of(output)
+            batch = batch_to_record(outputs)
+            if batch is not None:
+                call = adapter.call(module, args, kwargs, output, state_before.pop() if state_before else None)
+                record(call, batch, outputs, self.maps)
+
+        handles: list[Any] = [self.module.register_forward_hook(_ModelHook(guard(after)), with_kwargs=True)]
+        if type(adapter).before is not ModuleAdapter.before:
+            handles.append(self.module.register_forward_pre_hook(_ModelHook(guard(before))))
+        return [*handles, *adapter.begin()]
+
+
+class Guard:
+    """Keeps every error of a hook away from the user's training loop: recording stops instead."""
+
+    def __init__(self, stop: Callable[[Exception], None]) -> None:
+        self._stop = stop
+        self.stopped = False
+        """Whether recording has stopped. Hooks do nothing then."""
+        self.called = False
+        """Whether a hook on a module has run: not so if the model was compiled before it had hooks."""
+
+    def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any) -> Any:
+            if self.stopped:
+                return None
+            try:
+                return hook(*args)
+            except Warning:  # a user who turns warnings into errors wants this one
+                raise
+            except Exception as error:
+                self._stop(error)
+                return None
+
+        return guarded
+
+    def watch_calls(self, model: nn.Module) -> Any:
+        """Sets `called` when the model is called, with recorded layers or without; returns a handle."""
+
+        def note(*args: Any) -> None:
+            self.called = True
+
+        return model.register_forward_pre_hook(_ModelHook(note))
+
+
+class _ModelHook(Untraced):
+    """A hook that stays with its model: copies of the model, deep or pickled, are not recorded."""
+
+    def __reduce__(self) -> tuple[type[NotRecorded], tuple[()]]:
+        return NotRecorded, ()
+
+
+class NotRecorded:
+    """The hook that a copy of a recorded model has."""
+
+    def __call__(self, *args: Any) -> None:
+        pass
+
+
+class BackwardPass:
+    """One running backward pass."""
+
+    def __init__(self, layers: Iterable[RecordedLayer], *, keeps_errors: bool) -> None:
+        self._gradients_before = {layer: layer.before_pass() for layer in layers}
+        self._keeps_errors = keeps_errors
+        self._waiting: dict[ModuleCall, tuple[Call, list[Tensor | None]]] = {}
+        """With the gradients of the tensors that the module returned; None where the pass has not reached one."""
+        self._reached: list[ModuleCall] = []
+        self._rows: dict[RecordedLayer, list[Rows]] = {}
+
+    def note(self, module_call: ModuleCall, call: Call, output: int, gradient: Tensor) -> int:
+        """Notes the gradient of one output; returns how many bytes are held for it."""
+        nbytes = gradient.nbytes
+        waiting = self._waiting.get(module_call)
+        if waiting is None:
+            waiting = self._waiting[module_call] = call, [None] * module_call.outputs
+            self._reached.append(module_call)
+            nbytes += call.nbytes
+        waiting[1][output] = gradient
+        return nbytes
+
+    def copy(self, *, ended: bool) -> None:
+        """Copies the slots of noted calls; before the pass ends, only those of calls with a gradient at each output."""
+        due = [noted for noted, (_, gradients) in self._waiting.items() if ended or None not in gradients]
+        for module_call in due:  # one by one: each frees what it held
+            call, gradients = self._waiting.pop(module_call)
+            keys = call.keys()
+            errors = call.errors(gradients) if self._keeps_errors else {}
+            for name, layer, transposed, columns in module_call.maps:
+                error = errors.get(name)
+                rows = layer.encode(keys[name], error, columns, may_repeat=call.may_repeat, transposed=transposed)
+                self._rows.setdefault(layer, []).append(rows)
+
+    def end(self) -> None:
+        self.copy(ended=True)
+        trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
+        if not torch_internals.graph_is_kept():
+            for module_call in self._reached:
+                if not trained.isdisjoint([of_map.layer for of_map in module_call.maps]):
+                    module_call.call, module_call.maps = None, []
+
+
+class BackwardPasses:
+    """The running backward passes."""
+
+    def __init__(
+        self, layers: Iterable[RecordedLayer], guard: Guard, begins: Callable[[], None], *, keeps_errors: bool
+    ) -> None:
+        """
+        Args:
+            layers: all that are recorded.
+            guard: keeps errors of the hooks away from training.
+            begins: called when a backward pass begins.
+            keeps_errors: whether the memory has errors.
+        """
+        if not torch_internals.passes_are_known():
+            raise UnsupportedError(f"torch {torch.__version__} cannot be recorded. Install a version from 2.6 to 2.15.")
+        self._layers = list(layers)
+        self._begins = begins
+        self._keeps_errors = keeps_errors
+        self._running: dict[int, BackwardPass] = {}
+        self._held_bytes = self._calls = 0
+        self._note_hook, self._end_hook = Untraced(guard(self._note)), Untraced(guard(self._end))
+
+    def watch(self, call: ModuleCall, outputs: Sequence[Tensor]) -> None:
+        """Notes the gradients of what a module returned, in every backward pass that reaches them."""
+        for index, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._note_hook, call, index))
+
+    def next_call(self) -> int:
+        """Numbers the calls of layers, in the order of the forward passes."""
+        self._calls += 1
+        return self._calls
+
+    def clear(self) -> None:
+        """Forgets passes that never ended."""
+        self._running.clear()
+        self._held_bytes = 0
+
+    def _note(self, module_call: ModuleCall, output: int, gradient: Tensor | None) -> None:
+        call = module_call.call
+        if gradient is None or call is None:
+            return
+        number = torch_internals.current_pass()
+        running = self._running.get(number)
+        if running is None:
+            self._begins()
+            running = self._running[number] = BackwardPass(self._layers, keeps_errors=self._keeps_errors)
+            torch_internals.at_end_of_pass(partial(self._end_hook, number))
+        self._held_bytes += running.note(module_call, call, output, gradient)
+        if self._held_bytes > _MAX_BYTES:
+            self._held_bytes = 0
+            with torch.no_grad():
+                running.copy(ended=False)
+
+    def _end(self, number: int) -> None:
+        running = self._running.pop(number, None)
+        self._held_bytes = 0
+        if running is not None:
+            with torch.no_grad():
+                running.end()

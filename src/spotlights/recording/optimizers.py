@@ -1,0 +1,106 @@
+"""The optimizers that train the recorded network, as users have them: wrapped, derived, or several.
+
+With several optimizers, each parameter follows its own one. A step of the memory is what happens between two backward
+passes: one step of each optimizer at most.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spotlights.errors import SettingError, SpotlightsWarning
+from spotlights.optimizers import UpdateRule, rule_for
+from spotlights.optimizers.replayed import ReplayedRule
+from spotlights.torch_internals import step_may_nest
+
+Given = Any
+"""An optimizer, a wrapper around one (`.optimizer`), or several of these."""
+
+
+class Optimizers:
+    """One or several optimizers, each with its rule."""
+
+    def __init__(self, given: Given) -> None:
+        several = isinstance(given, list | tuple)
+        self.each = [_unwrapped(item) for item in (given if several else [given])]
+        if not self.each:
+            raise SettingError("sl.record was given an empty list of optimizers. Give the optimizer of the model.")
+        self.rules: list[UpdateRule] = [rule_for(optimizer) or ReplayedRule(optimizer) for optimizer in self.each]
+        self.nested = {id(optimizer) for optimizer in self.each if step_may_nest(type(optimizer))}
+        """Optimizers whose step may call the step of a class that they are derived from."""
+        held: dict[int, int] = {}
+        for number, optimizer in enumerate(self.each):
+            for parameter in _parameters([optimizer]):
+                if held.setdefault(id(parameter), number) != number:
+                    raise SettingError(
+                        "Two of the optimizers given to sl.record train the same parameter. Give each parameter to one."
+                    )
+
+    @property
+    def name(self) -> str:
+        return " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.each))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.each for group in optimizer.param_groups]
+
+    def groups(self) -> dict[int, tuple[int, dict[str, Any]]]:
+        """By the `id` of each parameter: the number of its optimizer, and its group there."""
+        numbered = enumerate(self.each)
+        return {id(p): (i, g) for i, optimizer in numbered for g in optimizer.param_groups for p in g["params"]}
+
+    def rule_of(self, parameter: nn.Parameter) -> UpdateRule:
+        """The rule of a parameter; that of the first optimizer where none holds it."""
+        number, _ = self.groups().get(id(parameter), (0, {}))
+        return self.rules[number]
+
+    def state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        return next((optimizer.state[parameter] for optimizer in self.each if parameter in optimizer.state), {})
+
+    def report(self) -> None:
+        """Says what will not work, where an optimizer has no exact rule."""
+        for optimizer, rule in zip(self.each, self.rules, strict=True):
+            if isinstance(rule, ReplayedRule):
+                name = type(optimizer).__name__
+                warnings.warn(
+                    f"{name} has no exact rule: scores, top and totals of this memory will work; contributions, masks, "
+                    f"weights and influence will not. {self._verifies(optimizer)} Optimizers with a rule: "
+                    "docs/optimizers.md.",
+                    SpotlightsWarning,
+                    stacklevel=4,
+                )
+
+    def _verifies(self, optimizer: torch.optim.Optimizer) -> str:
+        name, cls = type(optimizer).__name__, type(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return f"verify will not work either: {name} computes several gradients in one step."
+        if len(self.each) > 1:
+            return "verify will not work either: it runs one optimizer again, not one of several."
+        if cls is getattr(torch.optim, name, None):
+            return "verify replays its class on the recorded gradients."
+        return f"memory.verify(model, optimizer={name}) runs its class on the recorded gradients and says if that fits."
+
+
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _unwrapped(given: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, of one that a library (accelerate, Lightning) has wrapped."""
+    found = given
+    for _ in range(8):
+        inner = getattr(found, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "optimizer"):
+            break
+        found = inner
+    if not isinstance(found, torch.optim.Optimizer):
+        raise SettingError(
+            f"sl.record needs the optimizer that trains the model, not {given!r}. Give a torch.optim.Optimizer, or a "
+            "list of them if several train the model."
+        )
+    return found

@@ -1,0 +1,324 @@
+"""What a recording starts from: the writer of a new or resumed memory, copies of parameters, one process or several.
+
+All processes agree on what they need when recording starts and ends. In between, no process needs anything from the
+others (`memory/reader.py`). A memory is resumed at the step whose weights the model holds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spotlights._version import __version__
+from spotlights.errors import ResumeError
+from spotlights.layers.adapter import wrappers
+from spotlights.memory.buffers import BufferPool
+from spotlights.memory.files import map_tensors
+from spotlights.memory.folded_writer import FoldedWriter
+from spotlights.memory.format.manifest import FoldEntry, LayerEntry
+from spotlights.memory.format.names import MANIFEST, PROBED, log_tensor, probed_entries, state_tensor
+from spotlights.memory.reader import MemoryReader, rank_store
+from spotlights.memory.slots import plain
+from spotlights.memory.store import Store
+from spotlights.memory.writer import MemoryWriter
+from spotlights.optimizers import WEIGHTS, UpdateRule
+from spotlights.recording.find_layers import Coverage
+from spotlights.recording.layer import RecordedLayer
+from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.settings import RecordingSettings
+from spotlights.recording.statistics import RunningStatistics
+
+T = TypeVar("T")
+Samples = Mapping[tuple[str, str], Tensor]
+"""The probed entries (`probed_entries`) by layer and parameter."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train one model together."""
+
+    rank: int = 0
+    count: int = 1
+    group: Any = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Processes:
+        """The processes of a DistributedDataParallel model; any other model has this process alone."""
+        for wrapper in wrappers(model):
+            if isinstance(wrapper, DistributedDataParallel):
+                group = wrapper.process_group
+                return cls(dist.get_rank(group), dist.get_world_size(group), group)
+        return cls()
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """Returns what rank 0 decides, or raises its error, on all ranks. All ranks must call this."""
+        if self.count == 1:
+            return decide()
+        decision: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                decision[0] = decide()
+            except Exception as error:
+                decision[1] = error
+        dist.broadcast_object_list(decision, src=dist.get_global_rank(self.group, 0), group=self.group)
+        result, error = decision
+        if error is not None:
+            raise error
+        return result
+
+    def wait_for_all(self) -> None:
+        if self.count > 1:
+            dist.barrier(group=self.group)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Copies the parameters of the recorded layers, and the optimizer's state of them."""
+
+    layers: Mapping[str, RecordedLayer]
+    optimizers: Optimizers
+
+    @cached_property
+    def rules(self) -> dict[str, dict[str, UpdateRule]]:
+        """By layer and trained parameter: the rule that the parameter follows in this recording."""
+        return {
+            name: {p: self.optimizers.rule_of(layer.parameters[p]) for p in layer.trained}
+            for name, layer in self.layers.items()
+        }
+
+    def other_rules(self, layer: str) -> dict[str, str]:
+        """The rules of parameters that do not follow the rule of the first optimizer."""
+        first = self.optimizers.rules[0].name
+        return {p: rule.name for p, rule in self.rules[layer].items() if rule.name != first}
+
+    def copy(self, *, states: bool = False) -> dict[str, Tensor]:
+        """The parameters as they are now, and the state that the optimizer has of them."""
+        copies = {}
+        for layer in self.layers.values():
+            for name, parameter in layer.parameters.items():
+                held, rule = self.optimizers.state_of(parameter), self.rules[layer.name].get(name)
+                wanted = rule.states if states and rule is not None else ()
+                of_states = {f"/{state}": held[state] for state in wanted if held.get(state) is not None}
+                for suffix, tensor in {"": parameter, **of_states}.items():
+                    tensor = tensor.to_dense() if tensor.is_sparse else tensor
+                    copies[f"{layer.name}/{name}{suffix}"] = _copy(layer.as_kept(name, tensor.detach()))
+        return copies
+
+    def before_step(self, wanted: Callable[..., bool]) -> dict[str, Tensor]:
+        """The part of the optimizer's state from which the rules can replay the next step and later ones; or all of it.
+
+        Args:
+            wanted: whether a checkpoint of so many bytes is due (`MemoryWriter.wants`); otherwise nothing is returned.
+        """
+        needed: dict[str, Tensor] = {}
+        whole: dict[str, Tensor] = {}
+        groups = self.optimizers.groups()
+        for name, rules in self.rules.items():
+            layer = self.layers[name]
+            for parameter_name, rule in rules.items():
+                parameter = layer.parameters[parameter_name]
+                held = self.optimizers.state_of(parameter)
+                state = {**held, WEIGHTS: parameter.detach()}
+                for key in (WEIGHTS, *rule.states):
+                    if state.get(key) is not None:
+                        tensor = state[key].to_dense() if state[key].is_sparse else state[key]
+                        whole[state_tensor(name, parameter_name, key)] = layer.as_kept(parameter_name, tensor)
+                if id(parameter) not in groups:
+                    continue
+                for key in rule.needed(rule.log(groups[id(parameter)][1], held, True)):
+                    stored = state_tensor(name, parameter_name, key)
+                    if stored in whole:
+                        needed[stored] = whole[stored]
+        for due, tensors in ((wanted(_size(whole), whole=True), whole), (wanted(_size(needed)), needed)):
+            if due:
+                return {name: plain(_copy(tensor)) for name, tensor in tensors.items()}
+        return {}
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a recording starts from."""
+
+    store: Store
+    model: nn.Module
+    checkpoints: Checkpoints
+    settings: RecordingSettings
+    processes: Processes
+    pool: BufferPool
+    statistics: RunningStatistics
+
+    def open_writer(self, step: int) -> tuple[int, MemoryWriter]:
+        """The step at which recording starts, the same in all processes, and the writer of this process.
+
+        Args:
+            step: at which the memory is; 0 for a new memory, or if that is still to be found out.
+        """
+        own_writer: list[MemoryWriter] = []
+
+        def decide() -> tuple[int, str]:
+            """On rank 0, whose writer must exist before the others."""
+            first = self._matching_step() if self.settings.resume and self.store.exists(MANIFEST) else step
+            own_writer.append(self._open(first, uuid.uuid4().hex if self.processes.count > 1 else ""))
+            return first, own_writer[0].manifest.run
+
+        first, run = self.processes.agree(decide)
+        return first, own_writer[0] if own_writer else self._open(first, run)
+
+    def _matching_step(self) -> int:
+        """The latest step of the memory whose weights the model holds; 0 if it holds the initial weights."""
+        reader, ours = MemoryReader(self.store), self._description()
+        path, manifest = reader.address, reader.manifest
+        recorded = _comparable(manifest.layers, manifest.errors, manifest.fold, manifest.sample)
+        wanted = _comparable(ours["layers"], ours["errors"], ours["fold"], ours["sample"])
+        if recorded != wanted:
+            raise ResumeError(
+                f"{path} was recorded with other layers or settings. It has (layers, errors, fold, sample): {recorded}"
+                f"; this recording has: {wanted}. Record to another path."
+            )
+        if manifest.optimizer != ours["optimizer"]:
+            raise ResumeError(
+                f"{path} was recorded with {manifest.optimizer}, not with {ours['optimizer']}. Record to another path."
+            )
+        if manifest.ranks != ours["ranks"]:
+            raise ResumeError(f"{path} was recorded in {manifest.ranks} processes; this run has {ours['ranks']}.")
+        samples = {
+            (name, parameter): torch.from_numpy(entries)
+            for name, layer in self.checkpoints.layers.items()
+            for parameter, entries in layer.samples().items()
+        }
+        step = _logged_step(reader, samples) if manifest.fold is None else _snapshot_step(reader, samples)
+        if step is not None:
+            return step
+        if _are_initial(reader, samples):
+            return 0
+        if manifest.fold is None:
+            raise ResumeError(
+                f"The model's weights are those of none of the {reader.steps} steps in {path}. Before resuming, load a "
+                "checkpoint of the recorded run; otherwise record to another path."
+            )
+        steps = " or ".join(str(snapshot.steps) for snapshot in manifest.snapshots)
+        raise ResumeError(
+            f"{path} is folded, so it can be resumed only from its snapshots, and the model's weights are not those "
+            f"after {steps} steps. Call recorder.flush() just before you save a checkpoint; this time, record to "
+            "another path."
+        )
+
+    def initial(self) -> dict[str, Tensor]:
+        """What the memory has of the network and the optimizers before the first step."""
+        return {**self.checkpoints.copy(states=True), **self.statistics.initial()}
+
+    def _description(self) -> dict[str, Any]:
+        """The fields of the manifest in which a resumed memory must agree with this recording."""
+        return {
+            "layers": {
+                name: replace(layer.entry(), rules=self.checkpoints.other_rules(name))
+                for name, layer in self.checkpoints.layers.items()
+            },
+            "errors": self.settings.keeps_errors,
+            "fold": self.settings.fold_entry,
+            "sample": self.settings.sampling,
+            "optimizer": self.checkpoints.optimizers.name,
+            "ranks": self.processes.count,
+        }
+
+    def _open(self, step: int, run: str) -> MemoryWriter:
+        if not step:
+            return self._create(run)
+        store = rank_store(self.store, self.processes.rank)
+        return self._writer_class.resume(store, step, pool=self.pool, segment_bytes=self.settings.segment_bytes)
+
+    @property
+    def _writer_class(self) -> type[MemoryWriter]:
+        return MemoryWriter if self.settings.fold is None else FoldedWriter
+
+    def _create(self, run: str) -> MemoryWriter:
+        rank, rule, settings = self.processes.rank, self.checkpoints.optimizers.rules[0], self.settings
+        coverage = Coverage.of(self.model, self.checkpoints.optimizers, self.checkpoints.layers, settings)
+        if rank == 0:
+            coverage.report(on_purpose=settings.patterns is not None)
+            self.checkpoints.optimizers.report()
+        manifest: dict[str, object] = {
+            "spotlights": __version__,
+            "torch": torch.__version__,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **self._description(),
+            "rule": rule.name,
+            "log_fields": list(rule.fields),
+            "git_revision": _git_revision(),
+            "seed": torch.initial_seed(),
+            "uncovered": coverage.uncovered,
+            "covered_numbers": coverage.covered,
+            "trained_numbers": coverage.trained,
+            "parameters": coverage.parameters,
+            "rank": rank,
+            "run": run,
+        }
+        return self._writer_class.create(
+            rank_store(self.store, rank),
+            manifest,
+            self.initial() if rank == 0 else {},
+            pool=self.pool,
+            overwrite=settings.overwrite or settings.resume or rank > 0,
+            segment_bytes=settings.segment_bytes,
+        )
+
+
+def _git_revision() -> str | None:
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _logged_step(reader: MemoryReader, samples: Samples) -> int | None:
+    agrees = torch.ones(reader.steps, dtype=torch.bool)
+    for (layer, parameter), value in samples.items() if len(agrees) else ():
+        agrees &= (reader.log(layer).probed[parameter] == value).all(dim=-1)
+    return int(agrees.nonzero()[-1]) + 1 if agrees.any() else None
+
+
+def _snapshot_step(reader: MemoryReader, samples: Samples) -> int | None:
+    for snapshot in reader.manifest.snapshots:
+        for log in snapshot.segments[:1]:
+            tensors = map_tensors(reader.store, log)
+            logged = ((tensors[log_tensor(*name, PROBED)][0], value) for name, value in samples.items())
+            if all(torch.equal(entries, value) for entries, value in logged):
+                return snapshot.steps
+    return None
+
+
+def _are_initial(reader: MemoryReader, samples: Samples) -> bool:
+    initial = ((reader.initial["/".join(name)].reshape(-1), value) for name, value in samples.items())
+    return all(torch.equal(weights[probed_entries(weights.numel())], value) for weights, value in initial)
+
+
+def _comparable(layers: Mapping[str, LayerEntry], errors: bool, fold: FoldEntry | None, sample: Any) -> tuple[Any, ...]:
+    """What must be equal in a memory and in the recording that resumes it."""
+    entries = {
+        name: (
+            *(entry.kind, entry.map, entry.in_features, entry.out_features, entry.groups),
+            *(entry.weights, entry.bias_names, entry.storage, entry.trained, entry.tokens, entry.rules),
+        )
+        for name, entry in layers.items()
+    }
+    return entries, errors, None if fold is None else (fold.by, fold.from_step), sample

@@ -1,0 +1,29 @@
+"""Answers: small objects that print as tables, plot, and convert to pandas and numpy."""
+
+from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
+from spotlights.results.histories import Curve, Forgetting, Lost, Rest
+from spotlights.results.passages import Hit, Passage, Passages, sentence_at
+from spotlights.results.suspects import Suspects
+from spotlights.results.tables import Printable, build, frame, printable, shown
+
+__all__ = [
+    "Curve",
+    "ExampleVisits",
+    "Forgetting",
+    "Hit",
+    "Label",
+    "Lost",
+    "Means",
+    "Passage",
+    "Passages",
+    "Printable",
+    "Rest",
+    "Suspects",
+    "Top",
+    "Totals",
+    "build",
+    "frame",
+    "printable",
+    "sentence_at",
+    "shown",
+]

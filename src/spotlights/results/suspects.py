@@ -1,0 +1,77 @@
+"""Suspects: training examples that look mislabelled, as people and programs see them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.results.answers import Label
+from spotlights.results.tables import FEW, Printable, build_rows, frame
+
+if TYPE_CHECKING:
+    import pandas
+
+NOTE = "a ranking, not a verdict: hard and rare examples rank high too; look at them"
+
+
+@dataclass(frozen=True, repr=False)
+class Suspects(Printable):
+    """Training examples, the most suspicious first."""
+
+    layer: str
+    """The layer whose errors were added up."""
+    examples: list[Label]
+    scores: Float[Tensor, "k"]
+    """The sum over visits of the norm of the error."""
+    visits: Int64[Tensor, "k"]
+    answers: list[int | None]
+    """The class that the network said instead, over all visits; None where errors are not those of classes."""
+    columns: Mapping[str, list[Label]]
+    """The other columns of each example, such as its label."""
+    note: str = NOTE
+    """What a reader of the ranking must know."""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row for each example."""
+        for index, example in enumerate(self.examples):
+            yield {
+                "rank": index + 1,
+                "example": example,
+                **{name: held[index] for name, held in self.columns.items()},
+                "network says": self.answers[index],
+                "suspicion": float(self.scores[index]),
+                "visits": int(self.visits[index]),
+            }
+
+    def table(self) -> Any:
+        rows = list(self.rows())[:FEW]
+        title = f"suspects by the errors of {self.layer} (the first {len(rows)} of {len(self):,})"
+        return build_rows(title, rows, "suspicion", self.note)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row for each example."""
+        return frame(self.rows())
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Writes one line for each example."""
+        path = Path(path)
+        rows = list(self.rows())
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["rank", "example"])
+            writer.writeheader()
+            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        return path
+
+
+def _cell(value: Any) -> Any:
+    """A cell that a spreadsheet will not take for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

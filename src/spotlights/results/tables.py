@@ -1,0 +1,93 @@
+"""Tables: for people the same look in a terminal, in a notebook's text and in the CLI; for programs a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from spotlights.errors import SettingError
+
+if TYPE_CHECKING:
+    import pandas
+
+WIDTH, FEW = 110, 10
+"""Characters of a line, and how many rows of a long answer are printed."""
+
+
+def shown(value: Any) -> str:
+    """A value in a cell: four digits are what one can read."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.4g}"
+    return str(value)
+
+
+class Printable:
+    """Prints as a table, everywhere."""
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+    def table(self) -> Any:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=WIDTH, no_color=True)
+        with console.capture() as capture:
+            console.print(self.table())
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+    __repr__ = __str__
+
+
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """A text, such as a name in somebody's memory, without what steers a terminal."""
+    return text.translate(_CONTROLS)
+
+
+def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> Any:
+    """A rich table; numbers are set to the right."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    def as_written(text: str) -> str:
+        return escape(printable(text))
+
+    title, note = as_written(title), None if note is None else as_written(note)
+    table = Table(title=title, title_justify="left", caption=note, caption_justify="left", box=box.SIMPLE_HEAD)
+    body = [[shown(cell) for cell in row] for row in rows]
+    for index, name in enumerate(columns):
+        numbers = all(_is_number(row[index]) for row in body)
+        table.add_column(as_written(name), justify="right" if numbers else "left")
+    for row in body:
+        table.add_row(*map(as_written, row))
+    return table
+
+
+def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str | None) -> Any:
+    """A table of rows that name their cells; `what` was measured."""
+    return build(title, list(rows[0]) if rows else ["rank", what], [list(row.values()) for row in rows], note)
+
+
+def frame(rows: Iterable[dict[str, Any]]) -> pandas.DataFrame:
+    """Rows as a data frame, or a sentence that says what to install."""
+    try:
+        import pandas
+    except ImportError:
+        raise SettingError("to_pandas() needs pandas: pip install 'spotlights[tables]'.") from None
+    return pandas.DataFrame(list(rows))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.replace(",", ""))
+    except ValueError:
+        return cell == "–"
+    return True

@@ -1,0 +1,236 @@
+"""Single test images, looked at closely: the paper's figures 4 to 28, and what they left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+
+import spotlights as sl
+from spotlights.results import Top
+from spotlights_paper.experiments.analyses.test_set import by_category, categories
+from spotlights_paper.experiments.images import Images
+from spotlights_paper.experiments.training import Trained, answers
+
+_PICTURES = 3
+"""Training images shown for each layer."""
+_RANKS = 200
+"""Points of the curve of totals per training example."""
+
+
+@dataclass(frozen=True)
+class WantedImage:
+    """Which test image to look at: the first of its kind."""
+
+    source: str
+    label: int
+    right: bool | None = None
+    """Only one that the network gets right (or wrong)."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingImage:
+    """A training image and why it is shown."""
+
+    pixels: UInt8[np.ndarray, "height width"]
+    source: str
+    label: int
+    name: str
+    example: int
+    value: float
+    """Its score, or its contribution over all visits."""
+    step: int | None = None
+    """The step of the visit, if it is about one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pushed:
+    """What speaks for one logit, through one layer."""
+
+    target: int
+    logit: float
+    exact: bool
+    """initial + all contributions is the logit; otherwise first order."""
+    initial: float
+    by_category: Float[np.ndarray, "sources classes"]
+    strongest_for: list[TrainingImage]
+    strongest_against: list[TrainingImage]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCase:
+    """One layer's part of one answer."""
+
+    layer: str
+    top: Float[np.ndarray, "sources classes k"]
+    """The largest scores of each category, largest first; NaN where there are fewer slots."""
+    totals: Float[np.ndarray, "sources classes"]
+    """Scores added up."""
+    absolute: Float[np.ndarray, "sources classes"]
+    """|score| added up."""
+    weighted: Float[np.ndarray, "sources classes"]
+    """|score| ‖error‖ added up."""
+    mean: Float[np.ndarray, "sources classes"]
+    """Mean score of a slot."""
+    spread: Float[np.ndarray, "sources classes"]
+    """Standard deviation over the slots."""
+    pictures: list[TrainingImage]
+    """The training images with the largest scores, each once."""
+    top_step: Int[np.ndarray, "k"]
+    """When the slots with the largest scores of all were visited."""
+    top_score: Float[np.ndarray, "k"]
+    top_category: Int[np.ndarray, "k"]
+    """Source · classes + class."""
+    starts: Float[np.ndarray, "bins"]
+    """The first step of each stretch of training."""
+    by_step: Float[np.ndarray, "bins"]
+    """Scores added up in each stretch."""
+    example_rank: Int[np.ndarray, "ranks"]
+    example_total: Float[np.ndarray, "ranks"]
+    """The training example of that rank by its score over all visits."""
+    examples: list[TrainingImage]
+    """The training examples with the largest total score over all visits."""
+    pushed: list[Pushed]
+    """Towards the network's answer and, if that is wrong, towards the true class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One test image and what its answer is made of."""
+
+    source: str
+    pixels: UInt8[np.ndarray, "height width"]
+    example: int
+    label: int
+    output: int
+    logits: Float[np.ndarray, "classes"]
+    layers: list[LayerCase]
+
+    @property
+    def right(self) -> bool:
+        return self.label == self.output
+
+
+def find(trained: Trained, wanted: WantedImage) -> int | None:
+    """The position of the first such test image, if there is one."""
+    test = trained.data[wanted.source].test
+    fits = test.labels == wanted.label
+    if wanted.right is not None:
+        fits &= (answers(trained.model, test) == test.labels) == wanted.right
+    return int(fits.nonzero()[0]) if fits.any() else None
+
+
+def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int, bins: int) -> list[Case]:
+    """Looks at one test image of each kind; a network may have no such mistake (or success) to show."""
+    places = [(trained.data[kind.source].test, find(trained, kind)) for kind in wanted]
+    return [look_at(trained, test, place, top=top, bins=bins) for test, place in places if place is not None]
+
+
+def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: int) -> Case:
+    """Everything about one test image."""
+    spotlights = trained.attend(test.inputs[position : position + 1])
+    logits = spotlights.output[0].double()
+    label, output = int(test.labels[position]), int(logits.argmax())
+    targets = [output] if output == label else [output, label]
+    asked = spotlights.ask(
+        sl.AskTop(top, per="category"),
+        sl.AskTop(top),
+        sl.AskTotals("category"),
+        sl.AskTotals("category", absolute=True),
+        sl.AskMeans("category"),
+        sl.AskTotals("step", bins=bins),
+        sl.AskTotals("example"),
+    )
+    layers = []
+    for name, (per, overall, totals, absolute, means, by_step, by_example) in asked.items():
+        attention = spotlights[name]
+        weighted = attention.weighted().totals("category", absolute=True)
+        ranks, example_totals = _ranked(by_example.numpy()[0])
+        layers.append(
+            LayerCase(
+                name,
+                _arrange_top(trained, per),
+                by_category(trained, totals)[0],
+                by_category(trained, absolute)[0],
+                by_category(trained, weighted)[0],
+                by_category(trained, means)[0],
+                by_category(trained, means, means.spread)[0],
+                _distinct_pictures(trained, overall),
+                np.array(overall.columns["step"][0][0]),
+                overall.numpy()[0],
+                np.array([categories(trained).index(str(c)) for c in overall.columns["category"][0][0]]),
+                np.array(by_step.groups, dtype=float),
+                by_step.numpy()[0],
+                ranks,
+                example_totals,
+                _pictures(trained, attention.top(_PICTURES, by="example")),
+                [_pushed(trained, attention, target, float(logits[target])) for target in targets],
+            )
+        )
+    return Case(
+        test.source,
+        test.pixels[position].numpy(),
+        int(test.ids[position]),
+        label,
+        output,
+        logits.numpy(),
+        layers,
+    )
+
+
+def _pushed(trained: Trained, attention: sl.Attention, target: int, logit: float) -> Pushed:
+    contributions = attention.contributions(target)
+    totals = contributions.totals("category")
+    return Pushed(
+        target,
+        logit,
+        contributions.exact,
+        float(contributions.initial[0]),
+        by_category(trained, totals)[0],
+        _pictures(trained, contributions.top(_PICTURES, by="example")),
+        _pictures(trained, contributions.bottom(_PICTURES, by="example")),
+    )
+
+
+def _arrange_top(trained: Trained, top: Top) -> Float[np.ndarray, "sources classes k"]:
+    names = categories(trained)
+    values = top.numpy()[0]
+    arranged = np.full((len(names), values.shape[1]), np.nan)
+    for group, held in zip(top.groups, values, strict=True):
+        arranged[names.index(str(group))] = held
+    return arranged.reshape(len(trained.sources), -1, values.shape[1])
+
+
+def _ranked(
+    totals: Float[np.ndarray, "examples"],
+) -> tuple[Int[np.ndarray, "ranks"], Float[np.ndarray, "ranks"]]:
+    """The sorted totals at ranks that are even on a logarithmic scale."""
+    ranks = np.unique(np.geomspace(1, len(totals), _RANKS).round().astype(np.int64))
+    return ranks, np.sort(totals)[::-1][ranks - 1]
+
+
+def _distinct_pictures(trained: Trained, top: Top) -> list[TrainingImage]:
+    """The first pictures of the answer, each example once."""
+    rows: dict[int, dict] = {}
+    for row in top.rows(0):
+        rows.setdefault(row["example"], row)
+    return [_picture(trained, row, row[top.what], row["step"]) for row in list(rows.values())[:_PICTURES]]
+
+
+def _pictures(trained: Trained, top: Top) -> list[TrainingImage]:
+    return [_picture(trained, row, row[top.what], None) for row in top.rows(0)]
+
+
+def _picture(trained: Trained, row: dict, value: float, step: int | None) -> TrainingImage:
+    train = trained.data[row["source"]].train
+    return TrainingImage(
+        train.pixels_of(row["example"]),
+        row["source"],
+        row["label"],
+        train.classes[row["label"]],
+        row["example"],
+        float(value),
+        step,
+    )

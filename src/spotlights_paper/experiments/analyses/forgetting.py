@@ -1,0 +1,139 @@
+"""One task after the other: what the network forgets, and the masks that the paper only imagines.
+
+A forgotten image was right when the second task began and is wrong at the end. Its margin is the logit of the wrong
+answer minus that of the true class: slots with positive contributions to the margin made it wrong. A mask leaves out
+one task's slots, in one layer or in all.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spotlights_paper.experiments.analyses.test_set import by_category
+from spotlights_paper.experiments.training import Trained, answers
+
+
+@dataclass(frozen=True, eq=False)
+class Interference:
+    """One layer: what each category of slots adds to the margins of forgotten images of each class."""
+
+    layer: str
+    exact: bool
+    """In the last layer; in a hidden layer it is first order, through the gradient of the margin."""
+    contributions: Float[np.ndarray, "classes sources classes"]
+    """Mean over the forgotten images of a true class (rows); NaN where there is none."""
+    initial: Float[np.ndarray, "classes"]
+    """What the initial weights add."""
+    margin: Float[np.ndarray, "classes"]
+    """The mean margin itself; in the last layer it is initial + all contributions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting:
+    """The forgotten test images of the first task."""
+
+    source: str
+    """The task that is forgotten."""
+    forgotten: Int[np.ndarray, "classes"]
+    """Test images of each class that were right at the switch and are wrong at the end."""
+    right_before: Int[np.ndarray, "classes"]
+    answered: Int[np.ndarray, "classes classes"]
+    """Forgotten images by true class (rows) and wrong answer (columns)."""
+    sampled: int
+    """How many of the forgotten images were taken apart."""
+    layers: list[Interference]
+
+
+def forgetting(trained: Trained, *, switch: int, images: int) -> Forgetting:
+    """Takes apart the margins of the first task's forgotten test images; evenly spaced ones, if many."""
+    source = trained.sources[0]
+    test = trained.data[source].test
+    count = len(test.classes)
+    before = answers(trained.memory.as_of(switch).primal(trained.model), test)
+    after = answers(trained.model, test)
+    right = before == test.labels
+    lost = (right & (after != test.labels)).nonzero().flatten()
+    chosen = lost[torch.linspace(0, len(lost) - 1, min(images, len(lost))).round().long()]
+    true, said = test.labels[chosen], after[chosen]
+    answered = torch.bincount(test.labels[lost] * count + after[lost], minlength=count * count)
+    return Forgetting(
+        source,
+        torch.bincount(test.labels[lost], minlength=count).numpy(),
+        torch.bincount(test.labels[right], minlength=count).numpy(),
+        answered.reshape(count, count).numpy(),
+        len(chosen),
+        _layers(trained, test.inputs[chosen], true, said) if len(chosen) else [],
+    )
+
+
+def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> list[Interference]:
+    def margin(logits: Tensor) -> Tensor:
+        return (logits.gather(1, said[:, None]) - logits.gather(1, true[:, None]))[:, 0]
+
+    spotlights = trained.attend(inputs)
+    found = []
+    for layer, attention in spotlights.items():
+        contributions = attention.contributions(margin)
+        totals = contributions.totals("category")
+        per_image = by_category(trained, totals)
+        found.append(
+            Interference(
+                layer,
+                contributions.exact,
+                _by_class(per_image, true.numpy(), per_image.shape[2]),
+                _by_class(contributions.initial.detach().numpy(), true.numpy(), per_image.shape[2]),
+                _by_class(margin(spotlights.output).double().numpy(), true.numpy(), per_image.shape[2]),
+            )
+        )
+    return found
+
+
+def _by_class(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    means = np.full((classes, *values.shape[1:]), np.nan)
+    for label in np.unique(labels):
+        means[label] = values[labels == label].mean(axis=0)
+    return means
+
+
+# -- masks ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The accuracy of a network some of whose slots are left out."""
+
+    masked: str
+    """The source whose slots are left out; "" for none."""
+    layers: list[str]
+    """The layers in which they are left out."""
+    as_of: int
+    """The optimizer step after which the network is looked at."""
+    accuracy: dict[str, float]
+    """By source."""
+
+
+def masks(trained: Trained, *, switch: int) -> list[Masked]:
+    """Every mask of one task: in all layers together, and in each layer alone.
+
+    Args:
+        switch: the step at which the second task began; the network is also looked at as it was then.
+    """
+    memory, end, layers = trained.memory, trained.memory.steps, trained.layers
+    networks = [
+        Masked("", [], switch, trained.accuracies(memory.as_of(switch).primal(trained.model))),
+        Masked("", [], end, trained.accuracies(trained.model)),
+    ]
+    for source in trained.sources:
+        without = memory.without(source=source).primal(trained.model)
+        for some in (layers, *([layer] for layer in layers)):
+            model = copy.deepcopy(trained.model)
+            for layer in some:
+                model.get_submodule(layer).load_state_dict(without.get_submodule(layer).state_dict())
+            networks.append(Masked(source, list(some), end, trained.accuracies(model)))
+    return networks

@@ -1,0 +1,104 @@
+"""What is asked of every image experiment, from all test images to single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import UInt8
+
+from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases
+from spotlights_paper.experiments.analyses.forgetting import Forgetting, Masked, forgetting, masks
+from spotlights_paper.experiments.analyses.test_set import (
+    ClassAttention,
+    CrossTask,
+    OverTime,
+    Vote,
+    class_attention,
+    cross_task,
+    over_time,
+    total_scores,
+    votes,
+)
+from spotlights_paper.experiments.progress import stage
+from spotlights_paper.experiments.training import ImageSettings, PaperSettings, Trained
+
+SUSPECTS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Suspect:
+    """A training image that the network kept disagreeing with."""
+
+    pixels: UInt8[np.ndarray, "height width"]
+    source: str
+    label: int
+    example: int
+    says: int | None
+    """The class that the network said instead, over all visits."""
+    suspicion: float
+    """The sum over visits of the norm of the last layer's error."""
+    visits: int
+
+
+def audit(trained: Trained, count: int = SUSPECTS) -> list[Suspect]:
+    """The training images with the most suspicious labels, the most suspicious first."""
+    return [
+        Suspect(
+            trained.data[row["source"]].train.pixels_of(row["example"]),
+            row["source"],
+            row["label"],
+            row["example"],
+            row["network says"],
+            row["suspicion"],
+            row["visits"],
+        )
+        for row in trained.memory.suspects(count).rows()
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageResults:
+    """Every analysis of one run; what an experiment does not ask for is empty."""
+
+    sources: list[str]
+    classes: dict[str, list[str]]
+    layers: list[str]
+    votes: list[Vote] = field(default_factory=list)
+    class_attention: list[ClassAttention] = field(default_factory=list)
+    cross_task: list[CrossTask] = field(default_factory=list)
+    over_time: list[OverTime] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    masks: list[Masked] = field(default_factory=list)
+    forgetting: Forgetting | None = None
+    suspects: list[Suspect] = field(default_factory=list)
+
+
+def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[WantedImage]) -> ImageResults:
+    """Asks all questions; `wanted` are the test images that are looked at closely."""
+    with stage("all test images over all slots"):
+        totals = total_scores(trained, images=settings.voting_images)
+    with stage("attention over training time"):
+        timeline = over_time(trained, images=settings.timeline_images, bins=settings.bins)
+    with stage("single test images"):
+        shown = cases(trained, wanted, top=settings.top, bins=settings.bins)
+    masked, lost = [], None
+    if isinstance(settings, PaperSettings) and settings.switch is not None:
+        with stage("masking one task"):
+            masked = masks(trained, switch=settings.switch)
+        with stage("what was forgotten, and why"):
+            lost = forgetting(trained, switch=settings.switch, images=settings.lost_images)
+    return ImageResults(
+        trained.sources,
+        {source: list(prepared.classes) for source, prepared in trained.data.items()},
+        trained.layers,
+        votes(totals),
+        class_attention(totals),
+        cross_task(totals),
+        timeline,
+        shown,
+        masked,
+        lost,
+        audit(trained),
+    )

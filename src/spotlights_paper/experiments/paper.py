@@ -1,0 +1,103 @@
+"""The paper's numbers and queries, to be put beside ours.
+
+K. Irie, R. Csordás, J. Schmidhuber: The Dual Form of Neural Networks Revisited: Connecting Test Time
+Predictions to Training Patterns via Spotlights of Attention. ICML 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its standard error (or, over seeds, its standard deviation)."""
+
+    mean: float
+    error: float
+    """NaN where there is only one number."""
+
+    @staticmethod
+    def of(values: Sequence[float] | np.ndarray) -> Estimate:
+        """The mean of some values, and its standard error."""
+        spread = Estimate.over_seeds(values)
+        return Estimate(spread.mean, spread.error / len(values) ** 0.5)
+
+    @staticmethod
+    def over_seeds(values: Sequence[float] | np.ndarray) -> Estimate:
+        """The mean of some values, and their standard deviation."""
+        if len(values) == 0:
+            return Estimate(float("nan"), float("nan"))
+        return Estimate(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else float("nan"))
+
+    def text(self, digits: int, *, percent: bool = False, sign: str = "") -> str:
+        """`12.3 ± 0.4`; without ± for a single number."""
+        scale = 100 if percent else 1
+        mean = f"{scale * self.mean:{sign}.{digits}f}"
+        return mean if self.error != self.error else f"{mean} ± {scale * self.error:.{digits}f}"
+
+    def __str__(self) -> str:
+        return self.text(3)
+
+
+TABLE_1 = {
+    "layers.0": (Estimate(17.2, 2.7), Estimate(49.5, 1.5), Estimate(75.1, 0.0)),
+    "layers.1": (Estimate(18.0, 2.9), Estimate(52.9, 2.9), Estimate(78.8, 0.8)),
+    "layers.2": (Estimate(20.6, 2.6), Estimate(60.1, 4.5), Estimate(84.7, 1.1)),
+}
+"""In percent, over five seeds, by layer: the vote is the target, given a wrong answer; the output, given a wrong
+answer; the target, given a right answer."""
+
+TABLE_1_COLUMNS = {
+    "target_given_wrong": "vote = target, given a wrong answer",
+    "output_given_wrong": "vote = output, given a wrong answer",
+    "target_given_right": "vote = target = output, given a right answer",
+}
+"""The same three, as `Vote` calls them, and in words."""
+
+
+def holds(reported: Estimate, ours: float) -> bool:
+    """Whether ours is within two of the paper's standard deviations, or within 1.5 points where that is 0.0."""
+    return abs(ours - reported.mean) <= (2 * reported.error or 1.5)
+
+
+ACCURACIES = {
+    "mnist-single": {"mnist": 97.0},
+    "mnist-joint": {"mnist": 97.0, "fashion-mnist": 87.0},
+    "mnist-continual": {"mnist": 45.0, "fashion-mnist": 85.0},
+}
+"""Test accuracy in percent, rounded in the paper's text."""
+
+BEFORE_SWITCH = 97.0
+"""MNIST in percent, before Fashion-MNIST takes over."""
+
+
+# -- appendix C -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaperQuery:
+    """A text whose last token is asked about."""
+
+    table: int
+    """The number of the paper's table."""
+    words: str
+    source: str = "test"
+    """The text that it is from."""
+    papers: tuple[str, ...] = ()
+    """The paper's passages, with | behind the attended token; empty where only the paper has them."""
+
+
+AESOP = (
+    PaperQuery(2, "glad to take himself off as fast as"),
+    PaperQuery(3, "the Lamb a little d", papers=("a single d|rop", "a single d|ay", "a single d|og")),
+    PaperQuery(4, "he can do no more. At ", source="train"),
+)
+WIKITEXT_2 = (
+    PaperQuery(5, "for his contribution"),
+    PaperQuery(6, "Her principal"),
+    PaperQuery(7, ", describing it as"),
+)

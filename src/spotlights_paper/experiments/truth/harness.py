@@ -1,0 +1,199 @@
+"""`spotlights evaluate truth`: estimates against retraining, in one table.
+
+Everything that takes long is kept in the folder (`OUT/SETTING/`) and not done again: the recorded run, the margins of
+retrained networks (`retrained/`), and each method's numbers (`scores/NAME.npz`). Whatever another tool writes there in
+the same form is scored as well; `benchmarks/truth_peers.py` does so for some.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from spotlights.errors import SettingError, UnsupportedError
+from spotlights.results import Printable, build
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.paper import Estimate
+from spotlights_paper.experiments.progress import stage
+from spotlights_paper.experiments.truth.mislabelled import Mislabelled, find_mislabelled
+from spotlights_paper.experiments.truth.recorded import METHODS, MethodScores, Recorded, ask, record, train_plainly
+from spotlights_paper.experiments.truth.removal import Removal, draw, removal_curve
+from spotlights_paper.experiments.truth.retraining import halves, retrained
+from spotlights_paper.experiments.truth.scoring import ceiling, lds, predictions, redrawn, score_of
+from spotlights_paper.experiments.truth.settings import prepare, setting_named
+
+FILE, PICTURE = "truth.json", "removal.png"
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """How one method did."""
+
+    method: str
+    fresh: Estimate
+    """LDS against networks with initial weights and orders of their own."""
+    behind: Estimate | None
+    """How much less that is than influence's, paired: the halves are drawn anew for both at once."""
+    held_out: Estimate
+    """The same on the second half of test images and subsets: nothing was chosen there."""
+    same: Estimate | None
+    """LDS against networks with the recorded run's initial weights and order."""
+    seconds: float
+    """On top of training, for all test images."""
+
+
+@dataclass(frozen=True, repr=False)
+class Truth(Printable):
+    """What `spotlights evaluate truth` found."""
+
+    setting: str
+    retrains: int
+    plain_seconds: float
+    """Of one plain training run."""
+    recorded_seconds: float
+    rows: list[MethodRow]
+    ceiling: Estimate | None
+    """About the best that any method could reach against fresh seeds."""
+    refused: list[str]
+    """What the memory cannot answer, and why."""
+    mislabelled: Mislabelled | None = None
+    removal: list[Removal] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
+    def table(self) -> Any:
+        names = ["method", "LDS, fresh seeds", "behind influence", "held-out half", "same init and order", "seconds"]
+        rows = [[r.method, r.fresh, r.behind or "–", r.held_out, r.same or "–", f"{r.seconds:.1f}"] for r in self.rows]
+        notes = [
+            f"{self.retrains} retrained halves; a plain training run took {self.plain_seconds:.1f} s, "
+            f"a recorded one {self.recorded_seconds:.1f} s"
+        ]
+        if self.ceiling is not None:
+            notes.append(f"about the best possible with fresh seeds: {self.ceiling}")
+        if self.mislabelled is not None:
+            notes.append(str(self.mislabelled))
+        notes += [*map(str, self.removal), *self.refused]
+        return build(f"how truthful? {self.setting}", names, rows, "\n".join(notes))
+
+
+def evaluate(
+    name: str,
+    *,
+    out: Path,
+    retrains: int = 100,
+    again: int = 0,
+    same: int = 0,
+    mislabelled: bool = True,
+    removals: int = 0,
+    methods: Sequence[str] = tuple(METHODS),
+    quick: bool = False,
+) -> Truth:
+    """Records, retrains, asks and compares.
+
+    Args:
+        name: a setting: mnist-mlp, fashion-mlp, mnist-cnn-sgd, mnist-cnn, mnist-mlp-adam.
+        out: the folder; goes on with what lies there.
+        retrains: networks retrained on random halves with fresh seeds.
+        again: how many of them once more with other seeds, for the best possible score.
+        same: networks retrained with the recorded run's initial weights and order.
+        mislabelled: also flip labels, and look for them.
+        removals: test images for which the top examples are dropped and the network is retrained.
+        methods: which of the memory's own answers to ask for; exact contributions under Adam take long.
+        quick: make everything small: to see that it works.
+    """
+    if retrains < 4:
+        raise SettingError(f"retrains={retrains}: give at least 4; a correlation over fewer says nothing.")
+    unknown = sorted(set(methods) - set(METHODS))
+    if unknown:
+        raise SettingError(f"methods: {', '.join(unknown)}. There are: {', '.join(METHODS)}.")
+    setting = setting_named(name, quick=quick)
+    data = prepare(setting)
+    folder = out / setting.name
+    with stage("training plainly and with recording"):
+        plain = _kept(folder / "plain_seconds.json", lambda: train_plainly(setting, data)[1])
+        recorded = record(setting, data, folder)
+    fresh = retrained(folder, setting, data, kind="fresh", count=retrains)
+    other = retrained(folder, setting, data, kind="again", count=again) if again else None
+    alike = retrained(folder, setting, data, kind="same", count=same) if same else None
+    with stage("asking"):
+        refused = _ask_all(data, recorded, folder, methods)
+    members = halves(retrains, len(data.train))
+    # The first half of both was for choosing; the second has not been looked at.
+    rest, later = slice(setting.test_images // 2, None), slice(retrains // 2, None)
+    rows = []
+    with stage("comparing"):
+        answers = list(kept_answers(folder))
+        drawn = {answer.method: redrawn(predictions(answer.scores, members), fresh) for answer in answers}
+        for answer in answers:
+            mine, best = drawn[answer.method], drawn.get("influence")
+            rows.append(
+                MethodRow(
+                    answer.method,
+                    score_of(mine),
+                    None if best is None or best is mine else score_of(best - mine),
+                    lds(answer.scores[rest], members[later], fresh[later, rest]),
+                    None if alike is None else lds(answer.scores, members[: len(alike)], alike),
+                    answer.seconds,
+                )
+            )
+    rows.sort(key=lambda row: -row.fresh.mean)
+    truth = Truth(
+        setting.name,
+        retrains,
+        plain,
+        recorded.seconds,
+        rows,
+        None if other is None else ceiling(fresh[:again], other),
+        refused,
+        find_mislabelled(setting, data, folder) if mislabelled else None,
+        removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
+    )
+    if truth.removal:
+        draw(truth.removal, removals, folder / PICTURE)
+    (folder / FILE).write_text(json.dumps(truth.as_dict(), indent=1) + "\n", encoding="utf-8")
+    return truth
+
+
+def _ask_all(data: Prepared, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
+    """Asks what has not been asked before; returns what this memory cannot answer, in sentences."""
+    refused = []
+    for method in methods:
+        if not _path(folder, method).exists():
+            try:
+                keep_answer(folder, ask(method, data, recorded))
+            except UnsupportedError as error:
+                refused.append(f"{method}: {error}")
+    return refused
+
+
+def _kept(path: Path, compute: Callable[[], float]) -> float:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(compute()))
+    return json.loads(path.read_text())
+
+
+def keep_answer(folder: Path, answer: MethodScores) -> None:
+    """Writes a method's numbers where `evaluate` looks for them."""
+    path = _path(folder, answer.method)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, method=answer.method, scores=answer.scores.float().numpy(), seconds=answer.seconds)
+
+
+def kept_answers(folder: Path) -> Iterator[MethodScores]:
+    for path in sorted((folder / "scores").glob("*.npz")):
+        with np.load(path, allow_pickle=False) as file:
+            yield MethodScores(str(file["method"]), torch.from_numpy(file["scores"]), float(file["seconds"]))
+
+
+def _path(folder: Path, method: str) -> Path:
+    return folder / "scores" / (re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-") + ".npz")

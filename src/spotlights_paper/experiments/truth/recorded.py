@@ -1,0 +1,145 @@
+"""The recorded run of a setting, and what its memory says of each training example for each test image."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import spotlights as sl
+from spotlights.results import Totals
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network, margins
+
+MEMORY, MODEL, SECONDS = "run.memory", "model.safetensors", "seconds.txt"
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A trained network and its memory."""
+
+    folder: Path
+    model: nn.Module
+    seconds: float
+    """Of training with recording."""
+
+    @cached_property
+    def memory(self) -> sl.Memory:
+        return sl.open(self.folder / MEMORY)
+
+
+def _train(
+    setting: Setting, data: Prepared, seed: int, recorder: Callable[[nn.Module, torch.optim.Optimizer], Any]
+) -> tuple[nn.Module, float]:
+    """Trains a network inside a context, which may be a recorder; returns it and the seconds."""
+    model = initial_network(setting, seed)
+    optimizer = setting.make_optimizer(model.parameters())
+    started = time.perf_counter()
+    with recorder(model, optimizer) as recording:
+        for epoch in epoch_orders(len(data.train), setting.epochs, seed):
+            for batch in epoch.split(setting.batch):
+                if recording is not None:
+                    recording.batch(example=data.train.ids[batch], label=data.train.labels[batch])
+                optimizer.zero_grad()
+                F.cross_entropy(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
+                optimizer.step()
+    return model, time.perf_counter() - started
+
+
+def train_plainly(setting: Setting, data: Prepared, seed: int = 0) -> tuple[nn.Module, float]:
+    """The same training without recording, and its seconds."""
+    return _train(setting, data, seed, lambda model, optimizer: nullcontext())
+
+
+def record(setting: Setting, data: Prepared, folder: Path, seed: int = 0) -> Recorded:
+    """Trains with recording, or opens what was recorded here before."""
+    if not (folder / MODEL).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        recorder = partial(sl.record, path=folder / MEMORY, dtype=setting.dtype, overwrite=True)
+        model, seconds = _train(setting, data, seed, recorder)
+        (folder / SECONDS).write_text(f"{seconds:.2f}\n")
+        save_file(model.state_dict(), folder / MODEL)
+    model = initial_network(setting, seed)
+    model.load_state_dict(load_file(folder / MODEL))
+    return Recorded(folder, model, float((folder / SECONDS).read_text()))
+
+
+def ask_about(data: Prepared, recorded: Recorded) -> sl.Spotlights:
+    """The attention of all test images."""
+    return recorded.memory.attend(recorded.model, data.test.inputs)
+
+
+def in_order(totals: Totals, data: Prepared) -> Float[Tensor, "test train"]:
+    """Totals by example, in the order of the training images."""
+    return totals.values[:, order_of(totals.groups, data)]
+
+
+def order_of(examples: Sequence[Any], data: Prepared) -> list[int]:
+    """Where each training image is among some examples."""
+    where = {example: index for index, example in enumerate(examples)}
+    return [where[example] for example in data.train.ids.tolist()]
+
+
+def margin_of(data: Prepared) -> Callable[[Tensor], Tensor]:
+    """The number of interest: how sure the network is of each test image's true class."""
+    return lambda output: margins(output, data.test.labels)
+
+
+# -- methods ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MethodScores:
+    """A method's number for each test image and training example."""
+
+    method: str
+    scores: Float[Tensor, "test train"]
+    seconds: float
+    """On top of training (and recording)."""
+
+
+def influence(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+    return in_order(ask_about(data, recorded).influence(margin_of(data), balance=False).totals("example"), data)
+
+
+def contributions(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+    """All layers added up: exact in the last one, first order in the others."""
+    layers, target = list(ask_about(data, recorded).values()), margin_of(data)
+    owners = [attention.owners(target)[0] for attention in layers]
+    parts = [attention.contributions(target, rows=True) for attention in layers]
+    return in_order(sl.Influence(parts, owners, inputs=len(data.test.labels)).totals("example"), data)
+
+
+def scores(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+    """The last layer's attention."""
+    spot = ask_about(data, recorded)
+    return in_order(spot[list(spot)[-1]].totals("example"), data)
+
+
+def same_label(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+    """Knows nothing but labels: what any method must beat."""
+    return (data.test.labels[:, None] == data.train.labels[None]).double()
+
+
+METHODS: dict[str, Callable[[Prepared, Recorded], Float[Tensor, "test train"]]] = {
+    "influence": influence,
+    "contribution": contributions,
+    "score": scores,
+    "same label": same_label,
+}
+
+
+def ask(method: str, data: Prepared, recorded: Recorded) -> MethodScores:
+    started = time.perf_counter()
+    numbers = METHODS[method](data, recorded)
+    return MethodScores(method, numbers, time.perf_counter() - started)

@@ -1,0 +1,111 @@
+"""Removal curves: drop the examples that a method ranks first for a test image, retrain, and watch its margin fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spotlights.figures import add_note, new_figure, save
+from spotlights.figures.palette import CLASSES, FOR, QUIET, style
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.progress import track
+from spotlights_paper.experiments.truth.recorded import METHODS, Recorded
+from spotlights_paper.experiments.truth.retraining import Job, kept_margins
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders
+
+DROPPED = (20, 80, 320)
+"""How many examples are left out."""
+COMPARED = ("influence", "contribution", "score", "random")
+_SEED = 20_000
+_COLOURS = {"influence": FOR, "random": QUIET}
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What became of some test images' margins when a method's first examples were dropped."""
+
+    method: str
+    dropped: list[int]
+    """How many."""
+    margin: list[float]
+    """Mean over test images, by how many were dropped."""
+    error: list[float]
+    """Standard error over test images of the difference from dropping nothing."""
+
+    def __str__(self) -> str:
+        steps = ", ".join(
+            f"{k}: {m:.2f} ± {e:.2f}" for k, m, e in zip(self.dropped, self.margin, self.error, strict=True)
+        )
+        return f"margin after dropping the first examples by {self.method}: {steps}"
+
+
+def removal_curve(setting: Setting, data: Prepared, folder: Path, *, tests: int, recorded: Recorded) -> list[Removal]:
+    """Retrains once for each method, number and test image.
+
+    The first `tests` test images that the recorded network answers rightly are used. Each has a fresh seed of its own
+    for initial weights and order, the same throughout, so that a difference is one of the examples.
+    """
+    with torch.no_grad():
+        right = recorded.model(data.test.inputs).argmax(dim=1) == data.test.labels
+    chosen = right.nonzero().flatten()[:tests]
+    counts = [count for count in DROPPED if count < len(data.train) // 2]
+    seeds = range(_SEED, _SEED + len(chosen))
+    orders = [epoch_orders(len(data.train), setting.epochs, seed) for seed in seeds]
+
+    def without(name: str, members: Sequence[Tensor]) -> Float[Tensor, "chosen"]:
+        """The margin of each chosen test image, of a network trained for it on some of the examples."""
+        jobs = [Job(*job) for job in zip(members, seeds, orders, strict=True)]
+        return kept_margins(folder / "removal" / name, setting, data, jobs, chosen)
+
+    nothing = without("nothing", [torch.arange(len(data.train))] * len(chosen))
+    curves = []
+    for method in track(COMPARED, len(COMPARED), "retraining (removals)"):
+        ranked = _ranking(method, data, recorded, chosen)
+        margin, error = [float(nothing.mean())], [0.0]
+        for count in counts:
+            members = [row.sort().values for row in ranked[:, count:]]
+            now = without(f"{method}-{count}", members)
+            margin.append(float(now.mean()))
+            error.append(float((now - nothing).std() / len(chosen) ** 0.5))
+        curves.append(Removal(method, [0, *counts], margin, error))
+    return curves
+
+
+def draw(curves: Sequence[Removal], tests: int, path: Path) -> Path:
+    """The curves as a picture: one line for each method; the numbers of examples are evenly spaced."""
+    with style():
+        figure = new_figure(6.4, 3.6)
+        axes = figure.add_subplot()
+        for index, curve in enumerate(curves):
+            colour = _COLOURS.get(curve.method, CLASSES[index % len(CLASSES)])
+            places = [at + 0.03 * (index - (len(curves) - 1) / 2) for at in range(len(curve.dropped))]
+            width = 2.4 if curve.method == "influence" else 1.6
+            axes.errorbar(
+                places, curve.margin, curve.error, color=colour, marker="o", markersize=4, linewidth=width, capsize=2
+            )
+            end = places[-1], curve.margin[-1]
+            axes.annotate(curve.method, end, (8, 0), textcoords="offset points", va="center", color=colour)
+        axes.axhline(0.0, color=QUIET, linewidth=0.8, linestyle=":")
+        counts = curves[0].dropped
+        axes.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])
+        axes.set_xlim(-0.3, len(counts) - 0.3)
+        axes.set(
+            xlabel="training examples left out: those that the method ranks first", ylabel="margin after retraining"
+        )
+        axes.set_title(f"{tests} test images, each with a network retrained for it")
+        add_note(figure, "below 0: answered wrongly; ± standard error, paired")
+    return save(figure, path)
+
+
+def _ranking(method: str, data: Prepared, recorded: Recorded, chosen: Tensor) -> Int64[Tensor, "chosen train"]:
+    """The training examples for each chosen test image, first those to drop."""
+    if method == "random":
+        scores = torch.rand(len(chosen), len(data.train), generator=torch.Generator().manual_seed(_SEED))
+    else:
+        scores = METHODS[method](data, recorded)[chosen]
+    return scores.argsort(dim=1, descending=True, stable=True)

@@ -1,0 +1,149 @@
+"""Networks retrained on random halves of the training examples: the truth that estimates are compared with.
+
+Many small networks are trained at once (`torch.func.vmap` over stacked parameters), so a hundred take minutes on two
+cores. Each has its own examples, initial weights and order; a test compares the result with training them one by one.
+
+There are three kinds of retraining: `fresh` (initial weights and order of each network's own, as a user who retrains
+would have), `again` (the same halves with other seeds: how much of the truth is noise), and `same` (initial weights and
+order of the recorded run). Margins are kept on disk, twenty networks at a time, and are not computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn import functional as F
+
+from spotlights.errors import SettingError
+from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.progress import track
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network, margins
+
+AT_ONCE = 20
+"""Networks trained together: so few that their parameters stay in the processor's cache."""
+KINDS = ("fresh", "again", "same")
+_FIRST_SEED = {"fresh": 1000, "again": 5000}
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One network to train."""
+
+    members: Int64[Tensor, "members"]
+    """Positions of its training examples, ascending."""
+    seed: int
+    """Of its initial weights and of the order of its examples."""
+    order: Int64[Tensor, "epochs count"] | None = None
+    """The order in which all examples would come; those that are not members are skipped. None: the seed's own."""
+
+    def epochs(self, count: int) -> Int64[Tensor, "epochs members"]:
+        if self.order is None:
+            return self.members[epoch_orders(len(self.members), count, self.seed)]
+        inside = torch.zeros(self.order.shape[1], dtype=torch.bool)
+        inside[self.members] = True
+        return torch.stack([epoch[inside[epoch]] for epoch in self.order[:count]])
+
+
+def retrain(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> Float[Tensor, "jobs test"]:
+    """Trains every job's network, some at once; returns its margin on each test image."""
+    template = setting.network()
+
+    def answer(parameters: dict[str, Tensor]) -> Tensor:
+        return margins(functional_call(template, parameters, (data.test.inputs,)), data.test.labels)
+
+    with torch.no_grad():
+        return torch.cat([vmap(answer)(parameters) for parameters in trained(setting, data, jobs)])
+
+
+def trained(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> Iterator[dict[str, Tensor]]:
+    """The stacked parameters of every job's network, some at a time."""
+    if len({len(job.members) for job in jobs}) > 1:
+        raise SettingError("Networks that are trained at once need equally many examples each.")
+    for start in range(0, len(jobs), AT_ONCE):
+        yield _together(setting, data, jobs[start : start + AT_ONCE])
+
+
+def _together(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> dict[str, Tensor]:
+    networks = [initial_network(setting, job.seed) for job in jobs]
+    template = networks[0]
+    stacked, _ = stack_module_state(networks)
+    parameters = {name: values.detach() for name, values in stacked.items()}
+
+    def loss(network: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(template, network, (inputs,)), labels)
+
+    gradients = vmap(grad(loss))
+    step = _optimizer(setting, parameters)
+    orders = torch.stack([job.epochs(setting.epochs) for job in jobs])
+    with torch.no_grad():
+        for epoch in orders.unbind(1):
+            for batch in epoch.split(setting.batch, dim=1):
+                step(gradients(parameters, data.train.inputs[batch], data.train.labels[batch]))
+    return parameters
+
+
+def _optimizer(setting: Setting, parameters: dict[str, Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    """torch's own optimizer on stacked parameters: SGD and Adam treat each number by itself."""
+    optimizer = setting.make_optimizer(list(parameters.values()))
+
+    def step(gradients: dict[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        optimizer.step()
+
+    return step
+
+
+# -- halves -----------------------------------------------------------------------------------
+
+
+def halves(count: int, examples: int, seed: int = 0) -> Bool[Tensor, "subsets examples"]:
+    """Random halves of the training examples; the first ones are the same however many are asked for."""
+    generator = torch.Generator().manual_seed(seed)
+    members = torch.zeros(count, examples, dtype=torch.bool)
+    for row in members:
+        row[torch.randperm(examples, generator=generator)[: examples // 2]] = True
+    return members
+
+
+def retrained(
+    folder: Path, setting: Setting, data: Prepared, *, kind: str, count: int, recorded_seed: int = 0
+) -> Float[Tensor, "subsets test"]:
+    """Margins on the test images, for networks trained on `count` halves."""
+    if kind not in KINDS:
+        raise SettingError(f'No kind of retraining "{kind}". There are: {", ".join(KINDS)}.')
+    members = [row.nonzero().flatten() for row in halves(count, len(data.train))]
+    if kind == "same":
+        order = epoch_orders(len(data.train), setting.epochs, recorded_seed)
+        jobs = [Job(rows, recorded_seed, order) for rows in members]
+    else:
+        jobs = [Job(rows, _FIRST_SEED[kind] + index) for index, rows in enumerate(members)]
+    return kept_margins(folder / "retrained" / kind, setting, data, jobs)
+
+
+def kept_margins(
+    path: Path, setting: Setting, data: Prepared, jobs: Sequence[Job], tests: Int64[Tensor, "jobs"] | None = None
+) -> Float[Tensor, "jobs ..."]:
+    """The margins of every job's network, or only its margin on one test image of its own.
+
+    Kept in files that begin with the path, some networks in each. What lies there is not computed again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for start in track(range(0, len(jobs), AT_ONCE), -(-len(jobs) // AT_ONCE), f"retraining ({path.name})"):
+        some = jobs[start : start + AT_ONCE]
+        file = path.with_name(f"{path.name}-{start:03d}-{start + len(some):03d}.npy")
+        if not file.exists():
+            margin = retrain(setting, data, some)
+            if tests is not None:
+                margin = margin.gather(1, tests[start : start + AT_ONCE, None])[:, 0]
+            np.save(file, margin.numpy())
+        parts.append(torch.from_numpy(np.load(file)))
+    return torch.cat(parts)

@@ -1,0 +1,74 @@
+"""Pages for people: what finished runs found, as one self-contained HTML page with its figures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import spotlights as sl
+from spotlights.figures import palette, save
+from spotlights_paper.experiments.progress import track
+from spotlights_paper.report import tables, test_set_figures
+from spotlights_paper.report.case_figures import case_figures, describe
+from spotlights_paper.report.picture import Picture
+from spotlights_paper.report.two_levels_figure import two_levels_figure
+
+__all__ = ["write_report"]
+
+REPORT, FIGURES = "report.html", "figures"
+
+TITLES = {
+    "mnist-single": "One task: MNIST",
+    "mnist-joint": "Two tasks at once: MNIST and Fashion-MNIST",
+    "mnist-continual": "One task after the other: MNIST, then Fashion-MNIST",
+    "mnist-cnn": "A convolutional network with Adam: MNIST",
+    "aesop-char": "A language model of characters: Æsop's Fables",
+    "aesop-gpt": "A GPT of characters: Æsop's Fables",
+    "wikitext2-word": "A language model of words: WikiText-2",
+    "char-lm": "A language model of characters",
+    "word-lm": "A language model of words",
+}
+
+
+def write_report(runs: Iterable[Path], out: Path) -> Path:
+    """Writes report.html and its figures about some finished runs; returns the page.
+
+    Args:
+        runs: folders that `spotlights run` made. Runs that differ in their seeds only are averaged.
+        out: the folder for the page and its figures.
+    """
+    groups, languages = tables.gather(runs)
+    out.mkdir(parents=True, exist_ok=True)
+
+    def png(picture: Picture) -> str:
+        image = save(picture.figure, out / FIGURES / f"{picture.name}.png")
+        picture.figure.set_layout_engine("none")  # the layout is final: computing it again would take long
+        save(picture.figure, out / FIGURES / f"{picture.name}.pdf")
+        return base64.b64encode(image.read_bytes()).decode("ascii")
+
+    environment = Environment(
+        loader=PackageLoader("spotlights_paper.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["png"] = png
+    page = environment.get_template(REPORT).render(
+        groups=groups,
+        languages=languages,
+        titles=TITLES,
+        version=sl.__version__,
+        palette=palette,
+        track=lambda items: track(items, len(items), "drawing"),
+        tables=tables,
+        pictures=test_set_figures,
+        case_figures=case_figures,
+        describe=describe,
+        two_levels_figure=two_levels_figure,
+    )
+    (out / REPORT).write_text(page, encoding="utf-8")
+    return out / REPORT

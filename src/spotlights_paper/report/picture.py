@@ -1,0 +1,72 @@
+"""What all figures of the report share: a name and a caption, names of classes, colours of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from spotlights.figures.palette import INK, QUIET
+from spotlights_paper.experiments.analyses.results import ImageResults
+from spotlights_paper.experiments.registry import NAME
+
+SHORT_NAMES = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
+"""For class names that do not fit below a bar."""
+TASK_COLOURS = {"mnist": "#0b5394", "fashion-mnist": "#d9722e"}
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure, the name of its files and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+    def __post_init__(self) -> None:
+        if NAME.fullmatch(self.name) is None:  # it becomes a file
+            raise ValueError(f"{self.name!r} is no name of a figure")
+
+
+def class_names(results: ImageResults, source: str) -> list[str]:
+    return [SHORT_NAMES.get(name, name) for name in results.classes[source]]
+
+
+def all_names(results: ImageResults) -> list[str]:
+    """The class names of all sources, source by source."""
+    return [name for source in results.sources for name in class_names(results, source)]
+
+
+def task_colour(source: str) -> str:
+    return TASK_COLOURS.get(source, INK)
+
+
+def bar_places(tasks: int, classes: int) -> Float[np.ndarray, "bars"]:
+    """Where the bars of each class stand: task after task, with a gap between."""
+    return np.concatenate([np.arange(classes) + task * (classes + 1.0) for task in range(tasks)])
+
+
+def name_ticks(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
+    """Names on the x axis, at an angle where they are words; no ticks for an empty list."""
+    slanted = any(len(name) > 3 for name in names)
+    for tick in axes.set_xticks(places if len(names) else [], names, fontsize=7.5):
+        if slanted:
+            tick.label1.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
+
+
+def finish_values(axes: Axes) -> None:
+    """Few ticks, short numbers and a line at zero."""
+    axes.axhline(0, color=QUIET, linewidth=0.8)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def mark_switch(axes: Axes, switch: int | None) -> None:
+    """A dashed line at the step at which the second task took over."""
+    if switch is not None:
+        axes.axvline(switch, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))

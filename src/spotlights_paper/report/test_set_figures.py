@@ -1,0 +1,254 @@
+"""Figures about many test images: shares of attention, training time, suspicious labels, masks, forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from spotlights.figures import new_figure
+from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, style
+from spotlights_paper.experiments.analyses.forgetting import Masked
+from spotlights_paper.experiments.analyses.results import ImageResults
+from spotlights_paper.experiments.analyses.test_set import OverTime
+from spotlights_paper.experiments.registry import ImageRun
+from spotlights_paper.pictures import plot_suspects, suspect_picture
+from spotlights_paper.report.picture import Picture, all_names, class_names, mark_switch, name_ticks, task_colour
+
+_SIGNED = LinearSegmentedColormap.from_list("signed", [AGAINST, "#f7f7f5", FOR])
+_SHARE = LinearSegmentedColormap.from_list("share", ["#ffffff", "#0b5394"])
+
+
+def test_set_figures(results: ImageResults, run: ImageRun, prefix: str) -> Iterator[Picture]:
+    """Where the attention of the test images goes: to tasks, classes and ranges of steps."""
+    if len(results.sources) > 1:
+        yield Picture(
+            f"{prefix}-cross-task",
+            "How the attention (total |score|) of each task's test images is divided among the tasks.",
+            _plot_shares(results),
+        )
+    names = all_names(results)
+    yield Picture(
+        f"{prefix}-class-attention",
+        "Where each class of test images looks: the share of its total |score| that goes to each training "
+        "class (in percent), averaged over the test images.",
+        plot_heat_maps(
+            {layer.layer: layer.share for layer in results.class_attention},
+            rows=names,
+            columns=names,
+            labels=("class of the test image", "class of the slots"),
+            signed=False,
+        ),
+    )
+    yield Picture(
+        f"{prefix}-over-time",
+        f"How the attention of {run.settings['timeline_images']:,} test images of each task is spread over "
+        "training time; the band is one standard deviation over the images.",
+        _plot_over_time(results.over_time, steps=run.settings["steps"], switch=run.settings.get("switch")),
+    )
+
+
+def suspect_figures(results: ImageResults, prefix: str) -> Iterator[Picture]:
+    """The training images that look mislabelled; nothing for runs that kept none."""
+    if results.suspects:
+        pictures = []
+        for suspect in results.suspects:
+            names = class_names(results, suspect.source)
+            answer = None if suspect.says is None else names[suspect.says]
+            pictures.append(
+                suspect_picture(suspect.pixels, names[suspect.label], answer, suspect.example, suspect.suspicion)
+            )
+        yield Picture(
+            f"{prefix}-suspects",
+            f"The {len(pictures)} training images that the network disagreed with most, added up over all visits. "
+            "Above: the label it was trained with. Below: what the network says, the example's id, its suspicion.",
+            plot_suspects(pictures),
+        )
+
+
+def forgetting_figures(results: ImageResults, run: ImageRun, prefix: str) -> Iterator[Picture]:
+    """Masks and interference; nothing for experiments without them."""
+    if results.masks:
+        yield Picture(
+            f"{prefix}-masks",
+            "Test accuracy of the same network with one task's slots left out, in all layers or in one.",
+            _plot_accuracies(results),
+        )
+    if results.forgetting is not None and results.forgetting.layers:
+        lost, other = results.forgetting, results.sources[1]
+        old_names, new_names = class_names(results, lost.source), class_names(results, other)
+        yield Picture(
+            f"{prefix}-interference",
+            f"What the slots of each {other} class added to the margin (logit of the wrong answer minus "
+            f"logit of the true class) of {lost.sampled:,} forgotten {lost.source} digits: right at step "
+            f"{run.settings['switch']:,}, wrong at the end. Positive: pushed over. Exact in the last layer, "
+            "first order in the others. Mean over the digits of a class; a scale of its own for each layer.",
+            plot_heat_maps(
+                {
+                    f"{layer.layer} ({'exact' if layer.exact else 'first order'})": layer.contributions[:, 1]
+                    for layer in lost.layers
+                },
+                rows=old_names,
+                columns=new_names,
+                labels=(f"forgotten {lost.source} digit", f"{other} slots"),
+                signed=True,
+            ),
+        )
+        counts = zip(old_names, lost.forgotten, lost.right_before, strict=True)
+        yield Picture(
+            f"{prefix}-forgotten",
+            f"What the {int(lost.forgotten.sum()):,} forgotten {lost.source} digits are taken for (percent "
+            f"of the row; column names are those of {other}).",
+            plot_heat_maps(
+                {"wrong answers": lost.answered / np.maximum(lost.answered.sum(axis=1, keepdims=True), 1)},
+                rows=[f"{name} ({count:,} of {before:,})" for name, count, before in counts],
+                columns=[f"{i} {name}" for i, name in enumerate(new_names)],
+                labels=(f"forgotten {lost.source} digit", "answer"),
+                signed=False,
+            ),
+        )
+
+
+def mask_name(results: ImageResults, mask: Masked) -> str:
+    """A mask in words."""
+    if not mask.masked:
+        return f"nothing masked, as of step {mask.as_of:,}"
+    where = "all layers" if len(mask.layers) == len(results.layers) else f"{', '.join(mask.layers)} only"
+    return f"{mask.masked} masked in {where}"
+
+
+# -- drawing ----------------------------------------------------------------------------------
+
+
+def _plot_shares(results: ImageResults) -> Figure:
+    """One plot for the test images of each task: bars for layers, divided among the tasks of the slots."""
+    tasks = results.sources
+    shares = {(part.layer, part.test, part.train): part.share for part in results.cross_task}
+    layers = list(dict.fromkeys(part.layer for part in results.cross_task))
+    with style():
+        figure = new_figure(3.0 * len(tasks) + 1.6, 2.8)
+        grid = figure.subplots(1, len(tasks), squeeze=False, sharey=True)
+        for axes, test in zip(grid[0], tasks, strict=True):
+            bottoms = np.zeros(len(layers))
+            for train in tasks:
+                heights = np.array([shares[layer, test, train] for layer in layers])
+                bars = axes.bar(layers, heights, 0.6, bottom=bottoms, color=task_colour(train), label=train)
+                labels = [f"{height:.0%}" for height in heights]
+                axes.bar_label(bars, labels, label_type="center", color="white", fontsize=8)
+                bottoms += heights
+            axes.set_ylim(0, 1)
+            axes.set_title(f"test images of {test}")
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        grid[0, 0].set_ylabel("share of the total |score|")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, title="goes to slots of", loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _plot_accuracies(results: ImageResults) -> Figure:
+    """Accuracies on each task, one group of bars for each mask."""
+    masks, tasks = results.masks, results.sources
+    with style():
+        figure = new_figure(8.6, 0.36 * len(masks) + 1.0)
+        axes = figure.add_subplot()
+        places = np.arange(len(masks))[::-1].astype(float)
+        height = 0.8 / len(tasks)
+        for index, task in enumerate(tasks):
+            values = [mask.accuracy[task] for mask in masks]
+            at = places + 0.4 - height * (index + 0.5)
+            bars = axes.barh(at, values, height * 0.92, color=task_colour(task), label=task)
+            axes.bar_label(bars, [f"{value:.1%}" for value in values], padding=3, fontsize=7, color=INK)
+        axes.set_yticks(places, [mask_name(results, mask) for mask in masks], fontsize=8)
+        axes.set_xlim(0, 1.08)
+        axes.grid(visible=False)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlabel("test accuracy", color=QUIET)
+        figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)  # clear of the bars
+    return figure
+
+
+def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | None) -> Figure:
+    """One column for each layer, one line for each task's test images; the band is their spread."""
+    layers = list(dict.fromkeys(timeline.layer for timeline in timelines))
+    with style():
+        figure = new_figure(3.6 * len(layers), 2.9)
+        grid = figure.subplots(1, len(layers), squeeze=False, sharey=True)
+        for axes, layer in zip(grid[0], layers, strict=True):
+            for timeline in (timeline for timeline in timelines if timeline.layer == layer):
+                edges, colour = np.append(timeline.starts, steps), task_colour(timeline.source)
+                low, high = np.maximum(timeline.share - timeline.spread, 0), timeline.share + timeline.spread
+                axes.stairs(timeline.share, edges, baseline=None, color=colour, linewidth=1.6, label=timeline.source)
+                axes.stairs(high, edges, baseline=low, fill=True, color=colour, alpha=0.15, linewidth=0)
+            axes.set(xlim=(0, steps), xlabel="step")
+            axes.set_title(layer)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+            mark_switch(axes, switch)
+        highest = max(float((timeline.share + timeline.spread).max()) for timeline in timelines)
+        grid[0, 0].set(ylabel="share of the total |score|", ylim=(0, 1.08 * highest))
+        if len({timeline.source for timeline in timelines}) > 1:
+            grid[0, 0].legend(title="test images of", frameon=False, fontsize=8, title_fontsize=8)
+    return figure
+
+
+def plot_heat_maps(
+    maps: Mapping[str, np.ndarray],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    labels: tuple[str, str],
+    signed: bool,
+) -> Figure:
+    """Class × class maps side by side, with numbers in their cells where there is room.
+
+    Args:
+        maps: the values of each map, by its title; NaN where there is nothing to say.
+        rows, columns: the names of the classes.
+        labels: what the rows and the columns are.
+        signed: contributions, on a scale around zero for each map; otherwise shares, on one scale.
+    """
+    cell = 0.42 if len(columns) <= 10 else 0.24
+    finite = np.concatenate([values[np.isfinite(values)] for values in maps.values()])
+    with style():
+        width = (cell * len(columns) + 0.9) * len(maps) + 0.8
+        figure = new_figure(width, max(cell * len(rows), 2.0) + 1.15)
+        grid = figure.subplots(1, len(maps), squeeze=False)
+        for index, (axes, (title, values)) in enumerate(zip(grid[0], maps.items(), strict=True)):
+            shown = values[np.isfinite(values)] if signed else finite
+            largest = np.abs(shown).max(initial=0) or 1.0
+            image = axes.imshow(
+                np.ma.masked_invalid(values),
+                cmap=_SIGNED if signed else _SHARE,
+                vmin=-largest if signed else finite.min(initial=largest),
+                vmax=largest,
+                aspect="equal",
+            )
+            axes.grid(visible=False)
+            axes.set_yticks(range(len(rows)) if index == 0 else [], rows if index == 0 else [], fontsize=7.5)
+            name_ticks(axes, range(len(columns)), columns)
+            axes.spines[:].set_visible(False)
+            axes.set_title(title)
+            axes.set_xlabel(labels[1])
+            if index == 0:
+                axes.set_ylabel(labels[0])
+            if len(columns) <= 10:
+                _number_cells(axes, values, largest, percent=not signed)
+            if signed or index + 1 == len(maps):
+                bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
+                bar.outline.set_visible(False)  # type: ignore[operator]
+                bar.ax.tick_params(labelsize=7)
+                if not signed:
+                    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return figure
+
+
+def _number_cells(axes: Axes, values: np.ndarray, largest: float, *, percent: bool) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        text, colour = "·", QUIET
+        if np.isfinite(value):
+            text = f"{100 * value:.0f}" if percent else f"{value:.1f}".replace("-", "−")
+            colour = "white" if abs(value) > 0.6 * largest else INK
+        axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)

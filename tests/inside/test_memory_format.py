@@ -1,0 +1,314 @@
+"""The bytes on disk: readable by others, and damage is named instead of computed with."""
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import spotlights as sl
+from spotlights.memory.buffers import BufferPool
+from spotlights.memory.files import checksum_of, write_tensors
+from spotlights.memory.store import store_at
+from training import elsewhere, examples, network, sgd, train
+
+X, _ = examples()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A closed memory of several segments, with an indexed layer, scales and string columns."""
+    path = tmp_path_factory.mktemp("whole") / "run.memory"
+    model = network(dtype=torch.float32)
+    optimizer = sgd(model, momentum=0.9)
+    with sl.record(model, optimizer, path, dtype="float16", segment_bytes=1500) as recorder:
+        for step in range(8):
+            recorder.batch(example=torch.arange(4), source="web" if step % 2 else "book")
+            optimizer.zero_grad()
+            model(X[:4].float()).square().sum().backward()
+            optimizer.step()
+    assert len(list((path / "segments").iterdir())) > 1
+    return path
+
+
+@pytest.fixture
+def memory(whole) -> Iterator[Path]:
+    """A copy to damage, in main memory where the system has such a place: a busy disk proves nothing here."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
+        yield Path(shutil.copytree(whole, Path(directory) / "copy.memory"))
+
+
+def _ask(path: Path) -> sl.Memory:
+    """Opens a memory and looks at all of it."""
+    memory = sl.open(path)
+    memory.verify()
+    return memory
+
+
+def _put(path: Path, content: bytes) -> None:
+    """A new file in place of the old one: file systems flush a file that is emptied and filled again."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def _complaint(path: Path) -> str:
+    """What is said about a damaged memory, by an error or by the table of `verify`."""
+    try:
+        verified = sl.open(path).verify()
+    except sl.MemoryFormatError as error:
+        return str(error)
+    assert verified.ok == (not verified.damaged)
+    assert all(sentence.split()[0] in "".join(str(verified).split()) for sentence in verified.damaged)
+    return " ".join(verified.damaged)
+
+
+def _manifest(path: Path) -> dict:
+    return json.loads((path / "memory.json").read_text())
+
+
+# -- what others can read ---------------------------------------------------------------------------------
+
+
+def test_every_tensor_file_opens_with_the_plain_safetensors_library(whole):
+    manifest = _manifest(whole)
+    files = [manifest["initial"], manifest["final"], *manifest["segments"]]
+    for entry in files:
+        tensors = load_file(whole / entry["file"])
+        assert tensors
+        assert (whole / entry["file"]).stat().st_size == entry["bytes"]
+    initial = load_file(whole / "initial.safetensors")
+    assert torch.equal(initial["0/weight"], network(dtype=torch.float32)[0].weight)
+
+
+def test_slots_add_up_to_the_weights_with_nothing_but_the_files(tmp_path):
+    """What the format promises, computed from the bytes: W_T = W_0 − lr Σ δ⊗k, for plain SGD."""
+    model = network()
+    optimizer = sgd(model, lr=0.1)
+    with sl.record(model, optimizer, tmp_path / "m", dtype="float64", segment_bytes=1500) as recorder:
+        train(model, optimizer, 8, recorder)
+    weight = load_file(tmp_path / "m" / "initial.safetensors")["2/weight"]
+    for entry in _manifest(tmp_path / "m")["segments"]:
+        tensors = load_file(tmp_path / "m" / entry["file"])
+        weight = weight - 0.1 * tensors["2/errors"].T @ tensors["2/keys"]
+    torch.testing.assert_close(weight, model[2].weight.detach(), rtol=0.0, atol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_holds_the_bytes_of_its_blocks_whatever_their_sizes(tmp_path, seed):
+    """Blocks of whole pages are written from where they are, others through a buffer, in any mixture."""
+    chance, pool = random.Random(seed), BufferPool(0)
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for name in "abcde":
+        dtype = chance.choice([torch.float64, torch.float32, torch.float16])
+        rows = [chance.choice([1, 60, 2048, 4096, 4100, 70_000]) for _ in range(chance.randint(1, 5))]
+        tensors[name] = [pool.take(torch.Size((n, 16)), dtype).normal_() for n in rows]
+    store = store_at(tmp_path)
+    entry = write_tensors(store, "f", {name: [b.numpy() for b in blocks] for name, blocks in tensors.items()})
+    assert (tmp_path / "f").stat().st_size == entry.bytes
+    assert checksum_of(store, "f") == entry.checksum
+    for name, found in load_file(tmp_path / "f").items():
+        assert torch.equal(found, torch.cat(tensors[name]))
+
+
+def test_a_memory_holds_json_and_tensors_and_nothing_pickled(whole):
+    files = [path for path in whole.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
+        content = path.read_bytes()
+        pickled = [bytes((0x80, protocol)) for protocol in range(2, 6)]
+        assert not content.startswith((*pickled, b"PK")), f"{path} looks like a pickle or an archive of one"
+
+
+def test_a_memory_can_be_moved(memory):
+    moved = memory.rename(memory.parent / "elsewhere")
+    assert _ask(moved).verify().ok
+
+
+def test_string_columns_come_back_as_strings(whole):
+    assert len(_ask(whole).where(source="web")) == 16
+
+
+# -- damage is named ----------------------------------------------------------------------------------------
+
+
+TENSOR_FILES = ["initial.safetensors", "final.safetensors", "segments/000000-rank0.safetensors"]
+
+
+@pytest.mark.parametrize("file", ["memory.json", *TENSOR_FILES])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "longer", "a directory"])
+def test_a_file_of_the_wrong_size_is_named_when_opening(memory, file, damage):
+    path = memory / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "longer":
+        path.write_bytes(content + b"\0")
+    elif damage == "a directory":
+        path.mkdir()
+    with pytest.raises(sl.MemoryFormatError) as caught:
+        sl.open(memory)
+    assert path.name in str(caught.value)
+    assert str(memory) in str(caught.value)
+
+
+@pytest.mark.parametrize("file", TENSOR_FILES)
+def test_any_flipped_bit_is_reported_with_its_file(memory, file):
+    """Where it makes a file unreadable it is an error, elsewhere `verify` reports it; never silence."""
+    path = memory / file
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    chance = random.Random(file)
+    places = [chance.randrange(header) for _ in range(40)] + [chance.randrange(header, len(content)) for _ in range(40)]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << chance.randrange(8)
+        _put(path, damaged)
+        assert path.name in _complaint(memory), f"byte {place} went unnoticed"
+
+
+def test_files_that_changed_places_are_reported(memory):
+    first, second = sorted((memory / "segments").iterdir())[:2]
+    swapped = first.read_bytes(), second.read_bytes()
+    first.write_bytes(swapped[1])
+    second.write_bytes(swapped[0])
+    complaint = _complaint(memory)
+    assert first.name in complaint or second.name in complaint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"memory"',
+        "{}",
+        '{"format": 2}',
+        "\x00\x01",
+        "[" * 100_000,
+        '{"format": NaN}',
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_a_manifest_that_is_no_manifest_is_named(memory, text):
+    (memory / "memory.json").write_text(text)
+    with pytest.raises(sl.MemoryFormatError, match=r"memory\.json"):
+        sl.open(memory)
+
+
+def test_a_manifest_that_is_not_text_is_named(memory):
+    (memory / "memory.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(sl.MemoryFormatError, match=r"memory\.json"):
+        sl.open(memory)
+
+
+@pytest.mark.parametrize("version", [0, 1, 999, "2", None])
+def test_another_format_version_is_named_with_ours(memory, version):
+    raw = _manifest(memory)
+    (memory / "memory.json").write_text(json.dumps({**raw, "format": version}))
+    with pytest.raises(sl.MemoryFormatError, match=r"memory\.json has format .*reads format 2"):
+        sl.open(memory)
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../outside.safetensors", "segments/../../x", "", "a\0b", 3, None])
+@pytest.mark.parametrize("where", ["initial", "final", "segments"])
+def test_a_manifest_cannot_point_outside_the_memory(memory, where, file):
+    raw = _manifest(memory)
+    entry = raw["segments"][0] if where == "segments" else raw[where]
+    entry["file"] = file
+    (memory / "memory.json").write_text(json.dumps(raw))
+    with pytest.raises(sl.MemoryFormatError, match=r"memory\.json"):
+        sl.open(memory)
+
+
+def _leaves(value, path=()):
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value[:2]):
+            yield from _leaves(inner, (*path, index))
+
+
+def _nonsense(memory: Path) -> list[str]:
+    raw = _manifest(memory)
+    unexpected = []
+    for path in list(_leaves(raw))[1:]:
+        for nonsense in (None, -1, 10**12, "nonsense", [], {}, [None], {"a": 1}, True, 0.5):
+            changed = json.loads(json.dumps(raw))
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = nonsense
+            _put(memory / "memory.json", json.dumps(changed).encode())
+            try:
+                sl.open(memory)
+            except sl.SpotlightsError:
+                pass
+            except Exception as error:
+                unexpected.append(f"{'.'.join(map(str, path))} = {nonsense!r}: {error!r}")
+    return unexpected
+
+
+def test_any_field_of_the_manifest_may_be_nonsense(memory):
+    """Whatever stands in a field, opening it is an answer or a Spotlights error."""
+    unexpected = elsewhere(_nonsense, memory)  # where no run-time type checks stand in for our own
+    assert not unexpected, "\n".join(unexpected[:20])
+
+
+@pytest.mark.parametrize("field", ["layers", "segments", "initial", "columns", "optimizer"])
+def test_a_missing_field_of_the_manifest_is_named(memory, field):
+    raw = _manifest(memory)
+    del raw[field]
+    (memory / "memory.json").write_text(json.dumps(raw))
+    with pytest.raises(sl.MemoryFormatError, match=rf"memory\.json.*{field}"):
+        sl.open(memory)
+
+
+def test_shapes_that_do_not_fit_the_manifest_are_named(memory):
+    raw = _manifest(memory)
+    raw["layers"]["2"]["in_features"] = 7
+    (memory / "memory.json").write_text(json.dumps(raw))
+    with pytest.raises(sl.MemoryFormatError, match=r"safetensors.*2/keys.*memory\.json says"):
+        _ask(memory)
+
+
+@pytest.mark.parametrize("tensor", ["2/keys", "2/errors", "/log/2/probe"])
+def test_a_tensor_that_a_segment_lacks_is_named(memory, tensor):
+    segment = min((memory / "segments").iterdir())
+    content = segment.read_bytes()
+    assert f'"{tensor}"'.encode() in content
+    segment.write_bytes(content.replace(f'"{tensor}"'.encode(), f'"{tensor[:-1]}_"'.encode()))
+    with pytest.raises(sl.MemoryFormatError, match=f"{segment.name} has no '{tensor}'"):
+        sl.open(memory).verify()
+
+
+def test_files_that_the_manifest_does_not_list_do_not_count(memory):
+    shutil.copy(memory / "initial.safetensors", memory / "segments" / "000099-rank0.safetensors")
+    (memory / "segments" / "000100-rank0.safetensors.part").write_bytes(b"half a segment")
+    (memory / "memory.json.part").write_text("{")
+    (memory / "notes.txt").write_text("mine")
+    assert _ask(memory).verify().ok
+
+
+def test_a_path_without_a_memory_is_named(tmp_path):
+    with pytest.raises(sl.MemoryFormatError, match=r"no memory at .*nowhere"):
+        sl.open(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(sl.MemoryFormatError, match=r"has no memory\.json"):
+        sl.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sl.MemoryFormatError, match="file"):
+        sl.open(tmp_path / "file")

@@ -1,0 +1,294 @@
+"""Optimizers as users have them: wrapped, derived, in lists, unusual; and what changes in the middle of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from runs import (
+    OF_THE_CHANGE,
+    adam,
+    assert_adds_up_exactly,
+    assert_verified,
+    column,
+    run,
+    sgd,
+    turn,
+    words,
+)
+from torch import Tensor, nn
+
+import spotlights as sl
+
+B, D = 4, 5
+X, LABELS = torch.randn(12, D, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+IDS = torch.tensor([3, 1, 4, 7])
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def ordinary(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+    recorder.batch(example=IDS)
+    turn(optimizer, F.cross_entropy(model(X[IDS]), LABELS[IDS]))
+
+
+# -- changes in mid-run ------------------------------------------------------------------------------------------------
+
+
+def changed_at_two(change: Callable[[nn.Module, Any], object]) -> Callable[..., None]:
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        if number == 2:
+            change(model, optimizer)
+        ordinary(model, optimizer, recorder, number)
+
+    return step
+
+
+def replace_head(model: nn.Module, optimizer: Any) -> None:
+    assert isinstance(model, nn.Sequential)
+    old = model[2]
+    model[2] = nn.Linear(6, 3)
+    kept = [p for p in optimizer.param_groups[0]["params"] if all(p is not q for q in old.parameters())]
+    optimizer.param_groups[0]["params"] = [*kept, *model[2].parameters()]
+
+
+def unfreeze_body(model: nn.Module, optimizer: Any) -> None:
+    assert isinstance(model, nn.Sequential)
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+
+
+def load_optimizer(model: nn.Module, optimizer: Any) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    for moments in state["state"].values():
+        moments["momentum_buffer"] *= -3
+    optimizer.load_state_dict(state)
+
+
+def load_weights(model: nn.Module, optimizer: Any) -> None:
+    model.load_state_dict({name: 0.5 * value for name, value in model.state_dict().items()})
+
+
+MID_RUN: dict[str, tuple[Callable[[nn.Module], Any], Callable[[nn.Module, Any], None], str]] = {
+    "a layer and its optimizer entry replaced": (sgd(momentum=0.9), replace_head, "2"),
+    "a parameter group added": (
+        lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),  # type: ignore[index]
+        unfreeze_body,
+        "0",
+    ),
+    "the optimizer's state loaded": (sgd(momentum=0.9), load_optimizer, "0"),
+    "weights loaded": (sgd(momentum=0.9), load_weights, "0"),
+}
+
+
+@pytest.mark.parametrize("case", MID_RUN)
+def test_a_change_in_mid_run_is_exact_from_then_on_or_logged_with_step_and_reason(case, tmp_path):
+    make, change, layer = MID_RUN[case]
+    done = run(mlp(), make, tmp_path / "m", changed_at_two(change), steps=5)
+    check = done.memory.verify(done.model)[layer]
+    if check.change_error > OF_THE_CHANGE:
+        assert not check.ok
+        assert "step 2" in done.heard, f"nobody was told while it trained: {done.heard.warnings}"
+        assert f"{layer}:" in words(done.memory.verify(done.model)), "verify says NO without a reason"
+
+
+# -- optimizers as found -----------------------------------------------------------------------------------------------
+
+
+class Wrapped:
+    """As accelerate wraps one: not a `torch.optim.Optimizer`, and the real one is `.optimizer`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class MyAdamW(torch.optim.AdamW):
+    """Changes nothing about the step."""
+
+
+class Halved(torch.optim.SGD):
+    """Overrides the step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5).sign_()
+        super().step(closure)
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Trains at a point between an average and the last iterate: not one of torch's, and nobody knows its rule."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                last = state.setdefault("z", parameter.clone())
+                average = state.setdefault("x", parameter.clone())
+                state["k"] = state.get("k", 0) + 1
+                last.sub_(group["lr"] * parameter.grad)
+                average.lerp_(last, 1 / state["k"])
+                parameter.copy_(0.1 * last + 0.9 * average)
+
+
+def test_a_wrapped_optimizer_is_unwrapped(tmp_path):
+    done = run(mlp(), lambda model: Wrapped(adam()(model)), tmp_path / "m", ordinary, compare=True)
+    assert_verified(done)
+    assert done.memory.info.as_dict()["exact"]
+
+
+def test_a_subclass_that_keeps_the_step_keeps_its_parent_s_rule(tmp_path):
+    done = run(mlp(), lambda model: MyAdamW(model.parameters(), lr=0.01), tmp_path / "m", ordinary)
+    assert_verified(done)
+    assert done.memory.info.as_dict()["exact"]
+
+
+def test_a_list_of_optimizers_records_the_layers_of_all(tmp_path):
+    def make(model: nn.Module) -> list[torch.optim.Optimizer]:
+        assert isinstance(model, nn.Sequential)
+        first = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+        return [first, torch.optim.AdamW(model[2].parameters(), lr=0.01)]
+
+    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    assert_verified(done)
+    assert done.memory.layers["0"].slots == done.memory.layers["2"].slots == 16
+    assert done.memory.info.as_dict()["recorded parameters"] == done.memory.info.as_dict()["trained parameters"]
+
+
+@pytest.mark.parametrize("given", [None, "adam", []])
+def test_what_is_no_optimizer_is_refused_in_a_sentence(given, tmp_path):
+    with pytest.raises(sl.SettingError, match="optimizer"):
+        sl.record(mlp(), given, tmp_path / "m")
+
+
+def lbfgs_turn(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+    recorder.batch(example=IDS)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(X[IDS]), LABELS[IDS])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+UNUSUAL: dict[str, tuple[Callable[[nn.Module], Any], Callable[..., None]]] = {
+    "LBFGS": (lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3), lbfgs_turn),
+    "Adafactor": (lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01), ordinary),
+    "ASGD": (lambda model: torch.optim.ASGD(model.parameters(), lr=0.01), ordinary),
+    "Rprop": (lambda model: torch.optim.Rprop(model.parameters(), lr=0.01), ordinary),
+    "schedule-free": (lambda model: ScheduleFree(model.parameters()), ordinary),
+    "a step of its own": (lambda model: Halved(model.parameters(), lr=0.1), ordinary),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_optimizer_has_a_rule_or_recording_says_at_its_start_what_will_not_work(name, tmp_path):
+    make, step = UNUSUAL[name]
+    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    assert done.memory.steps == 4
+    assert done.memory.status == "closed"
+    if not done.memory.info.as_dict()["exact"]:
+        about = [text for text in done.heard.warnings if "contributions" in text and "scores" in text]
+        assert about, f"silent at the start: {done.heard.warnings}"
+        if "verify works" in about[0] or "verify replays" in about[0]:
+            assert_verified(done)
+        return
+    assert_verified(done)
+
+
+def test_two_optimizers_may_share_a_layer(tmp_path):
+    """As with Muon: one has the matrices, the other has the biases. What both do between two passes is one step."""
+
+    def make(model: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        biases = [p for p in model.parameters() if p.ndim == 1]
+        return [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(biases, lr=0.01)]
+
+    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    assert done.memory.steps == 4
+    assert_verified(done)
+    assert_adds_up_exactly(done.memory.attend(done.model, X[:3])["2"].contributions(1), done.model(X[:3])[:, 1])
+
+
+def test_optimizers_that_take_turns_take_steps_of_their_own(tmp_path):
+    """As in a GAN: a backward pass before each optimizer's step."""
+
+    def make(model: nn.Module) -> list[torch.optim.Optimizer]:
+        assert isinstance(model, nn.Sequential)
+        return [torch.optim.Adam(model[0].parameters(), lr=0.01), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+
+    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
+        for ids, optimizer in zip((IDS, IDS + 1), optimizers, strict=True):
+            recorder.batch(example=ids)
+            turn(optimizer, F.cross_entropy(model(X[ids]), LABELS[ids]))
+
+    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    assert done.memory.steps == 8
+    assert column(done.memory, "0") == IDS.tolist() * 4
+    assert column(done.memory, "2") == (IDS + 1).tolist() * 4
+    assert_verified(done)
+
+
+def test_one_parameter_cannot_have_two_optimizers(tmp_path):
+    model = mlp()
+    with pytest.raises(sl.SettingError, match="the same parameter"):
+        sl.record(model, [sgd()(model), sgd()(model)], tmp_path / "m")
+
+
+def test_what_is_loaded_before_the_first_step_is_what_the_memory_starts_from(tmp_path):
+    trained = mlp()
+    earlier = sgd(momentum=0.9)(trained)
+    turn(earlier, F.cross_entropy(trained(X), LABELS))
+
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        if number == 0:
+            model.load_state_dict(trained.state_dict())
+            optimizer.load_state_dict(copy.deepcopy(earlier.state_dict()))
+        ordinary(model, optimizer, recorder, number)
+
+    done = run(mlp(), sgd(momentum=0.9), tmp_path / "m", step, compare=True)
+    assert_verified(done)
+    assert "step 0" not in done.heard
+
+
+def test_a_layer_that_leaves_the_optimizer_is_frozen_from_there_on(tmp_path):
+    def freeze(model: nn.Module, optimizer: Any) -> None:
+        optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][2:]
+
+    done = run(mlp(), sgd(momentum=0.9), tmp_path / "m", changed_at_two(freeze), steps=5)
+    assert_verified(done)
+    assert done.memory.layers["0"].slots == 2 * B
+    assert done.memory.layers["2"].slots == 5 * B

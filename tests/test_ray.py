@@ -1,0 +1,95 @@
+"""A Ray cluster answers as threads do: two nodes of one CPU each, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import spotlights as sl
+from spotlights.query import ray_engine
+from test_parts import adam, ask, assert_close, rows
+from training import examples, network, sgd, train
+
+ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'spotlights[ray]')")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes.add_node(num_cpus=1)
+        yield nodes.address
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def small_memories_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "SMALL", 0)
+
+
+def record(path: Path, make: Any) -> torch.nn.Module:
+    model = network()
+    optimizer = make(model)
+    with sl.record(model, optimizer, path, segment_bytes=4000) as recorder:
+        train(model, optimizer, 40, recorder)
+    return model
+
+
+def test_a_cluster_answers_as_threads_do(tmp_path: Path, cluster: str):
+    for make in (sgd, adam):
+        path = tmp_path / make.__name__
+        model = record(path, make)
+        memory = sl.open(path)
+        for measure in ("score", "contribution", "influence"):
+            expected = rows(ask(sl.open(path), model, measure))
+            assert_close(rows(ask(sl.open(path).on(cluster), model, measure)), expected)
+        assert memory.on("ray").verify(model).ok
+        assert len(memory.on("ray").where(label=1)) == len(memory.where(label=1))
+
+
+def test_a_memory_that_grows_is_seen_as_it_was_opened(tmp_path: Path, cluster: str):
+    model = network()
+    optimizer = sgd(model)
+    with sl.record(model, optimizer, tmp_path / "run", segment_bytes=2000) as recorder:
+        train(model, optimizer, range(20), recorder)
+        recorder.flush()
+        memory = sl.open(tmp_path / "run")
+        expected = memory.attend(model, examples()[0])["2"].totals("label").values
+        train(model, optimizer, range(20, 40), recorder)
+    again = memory.on(cluster).attend(network(), examples()[0])["2"]
+    assert again.totals("label").counts.sum() == 80
+    assert expected.shape == again.totals("label").values.shape
+
+
+def _die_once(mark: str) -> None:
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch):
+    model = record(tmp_path / "run", sgd)
+    memory = sl.open(tmp_path / "run")
+    expected = rows([memory.attend(model, examples()[0])["2"].top(5)])
+    share, mark = ray_engine._run_share, str(tmp_path / "killed")
+
+    def dying(*args: Any) -> Any:
+        _die_once(mark)
+        return share(*args)
+
+    monkeypatch.setattr(ray_engine, "_run_share", dying)
+    assert_close(rows([memory.on(cluster).attend(model, examples()[0])["2"].top(5)]), expected)
+    assert os.path.exists(mark)
