@@ -21,6 +21,7 @@ import time
 import urllib.request
 import uuid
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +49,7 @@ def s3_server() -> str:
         pytest.skip("the S3 server moto is not installed (pip install 'moto[s3]' flask flask-cors)")
     port = _free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    _start([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
+    _start([sys.executable, str(Path(__file__).with_name("s3_server.py")), str(port)], port)
     _open(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"))
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
