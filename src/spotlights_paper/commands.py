@@ -12,7 +12,7 @@ from spotlights.errors import SettingError
 
 @app.command(epilog="Example:  [bold]spotlights demo --steps 500 --out /tmp/demo[/]")
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training; a thousand take 0.9 GB of disk.")] = 1600,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training; a thousand take 0.9 GB of disk.")] = 1500,
     out: Annotated[Path, typer.Option(help="Where the memory and the figures go.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
