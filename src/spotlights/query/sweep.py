@@ -66,6 +66,7 @@ class ParameterSweep:
         self.side: Side = rule.side(shape)
         self._reader = reader
         self._rule = rule
+        self.lazy = rule.lazy
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
         self._log: list[Any] = []
@@ -202,7 +203,6 @@ class LayerSweep:
         self._layer = reader.layer(layer)
         self._until = until
         self._segments = reader.starts
-        self._lazy = rule.lazy
         self.weights = [
             ParameterSweep(
                 reader, rule, layer, name, (entry.out_features, columns.stop - columns.start), until, columns
@@ -212,6 +212,7 @@ class LayerSweep:
         shape = (entry.out_features,)
         self.biases = [ParameterSweep(reader, rule, layer, name, shape, until) for name in entry.bias_names]
         self._parameters = [*self.weights, *self.biases]
+        self._lazy = any(parameter.lazy for parameter in self._parameters)
 
     def steps(self, selection: Selection) -> Iterator[tuple[Block, StepFactors]]:
         """All steps from the last to the first, with the selected slots of each."""
@@ -268,7 +269,8 @@ class LayerSweep:
             used = self._used(block) if self._lazy else None
             sums = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
             P = tuple(
-                p.forwards(s, state, each, used) for p, state, each in zip(self._parameters, states, sums, strict=True)
+                p.forwards(s, state, each, used if p.lazy else None)
+                for p, state, each in zip(self._parameters, states, sums, strict=True)
             )
             if keep:
                 preconditioners.append(tuple(self._marked(s, block, P, sums)))
