@@ -8,8 +8,8 @@ sweep runs forwards twice and makes checkpoints of its own.
 
 Some gradients are rounding alone: that of a bias before a batch norm is a sum of errors that cancel. SGD hardly moves
 by them, but a P that divides by their own size makes full steps of them. No example taught such a step. So a step's
-slots get no share of an entry where `|Σ δk|` is no more than the rounding of `Σ |δ||k|`, and where P would amplify that
-rounding. What the step did there is summed up apart (`rounding`).
+slots get no share of an entry where `|Σ δk|` is no more than the rounding of `Σ |δ||k|`; if that is the rounding of a
+coarse type, where P would amplify it. What the step did there is summed up apart (`rounding`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from spotlights.sparse_rows import SparseRows
 
 CHUNK_BYTES = 192 << 20
 """How much of P is kept at a time. With checkpoints at their usual distance, one chunk reaches from one to the next."""
-_AMPLIFIED = 0.05
-"""Of a step of the learning rate's size: what P must make of such rounding to count."""
+_AMPLIFIED = 2e-4
+"""Of a step of the learning rate's size: what P must make of the rounding of a coarse type to count."""
 
 
 class ParameterSweep:
@@ -69,6 +69,7 @@ class ParameterSweep:
         self.lazy = rule.lazy
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
+        self._coarse = reader.manifest.layers[layer].rounding > torch.finfo(torch.float32).eps
         self._log: list[Any] = []
         """Empty where the optimizer did not hold the parameter, else one row for each step; and γ."""
         self._factor: list[float] = []
@@ -139,8 +140,8 @@ class ParameterSweep:
         if linear is None or not isinstance(P, Tensor) or self.side != "entries":
             return _NONE
         small = (summed.abs() < most * limit).view(-1).nonzero().flatten()
-        if not len(small):
-            return _NONE
+        if not len(small) or not self._coarse:
+            return small
         # γ of a gradient that is rounding alone is arbitrary, and may be small.
         noise = most.reshape(-1)[small] * (limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg))
         return small[P.reshape(-1)[small] * noise >= _AMPLIFIED * abs(self._log[s].lr)]
@@ -157,7 +158,9 @@ class ParameterSweep:
         if len(step.rounded):
             assert isinstance(factor, Tensor)
             flat = factor.reshape(-1).clone()
-            self.rounding.view(-1)[step.rounded] += flat[step.rounded].double() * step.sums.double()
+            moved = self.rounding.view(-1)[step.rounded] + flat[step.rounded].double() * step.sums.double()
+            # Where the recorded slots cancel to 0, torch's sum of them need not: the entry stays marked.
+            self.rounding.view(-1)[step.rounded] = torch.where(moved == 0, torch.finfo(moved.dtype).tiny, moved)
             factor = flat.index_fill_(0, step.rounded, 0.0).view(self.shape)
         return factor
 
