@@ -42,8 +42,10 @@ from spotlights.sparse_rows import SparseRows
 
 CHUNK_BYTES = 192 << 20
 """How much of P is kept at a time. With checkpoints at their usual distance, one chunk reaches from one to the next."""
-_AMPLIFIED = 0.05
-"""Of a step of the learning rate's size: what P must make of such rounding to count."""
+_AMPLIFIED = 1e3
+"""What P must make of such rounding to count: so many times the rounding of a step as large as the learning rate."""
+_AMPLIFIED_COARSELY = 2e-4
+"""The same for a type coarser than float32, whatever its rounding."""
 
 
 class ParameterSweep:
@@ -67,8 +69,12 @@ class ParameterSweep:
         self.side: Side = rule.side(shape)
         self._reader = reader
         self._rule = rule
+        self.lazy = rule.lazy
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
+        rounding, eps = reader.manifest.layers[layer].rounding, torch.finfo(self._dtype).eps
+        coarse = rounding > torch.finfo(torch.float32).eps
+        self._amplified_share = _AMPLIFIED_COARSELY if coarse else _AMPLIFIED * eps
         self._log: list[Any] = []
         """Empty where the optimizer did not hold the parameter, else one row for each step; and γ."""
         self._factor: list[float] = []
@@ -152,7 +158,7 @@ class ParameterSweep:
         limit: float,
     ) -> Int64[Tensor, "rounded"]:
         """The rows of a weight that may have such entries, by norms `|δ_i|` and `|k_j|`: mostly none."""
-        return (~((P @ features) * units < self._amplified(s, limit))).nonzero().flatten()
+        return (~((P * features).amax(dim=1) * units < self._amplified(s, limit))).nonzero().flatten()
 
     def may_round(self, s: int) -> bool:
         """Whether the step may have such entries at all."""
@@ -164,7 +170,7 @@ class ParameterSweep:
         assert linear is not None
         # γ of a gradient that is rounding alone is arbitrary, and may be small.
         noise = limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg)
-        return _AMPLIFIED * abs(self._log[s].lr) / noise if noise else math.inf
+        return self._amplified_share * abs(self._log[s].lr) / noise if noise else math.inf
 
     # -- backwards ---------------------------------------------------------------------------
 
@@ -178,7 +184,9 @@ class ParameterSweep:
         if len(step.rounded):
             assert isinstance(factor, Tensor)
             flat = factor.reshape(-1).clone()
-            self.rounding.view(-1)[step.rounded] += flat[step.rounded].double() * step.sums.double()
+            moved = self.rounding.view(-1)[step.rounded] + flat[step.rounded].double() * step.sums.double()
+            # Where the recorded slots cancel to 0, torch's sum of them need not: the entry stays marked.
+            self.rounding.view(-1)[step.rounded] = torch.where(moved == 0, torch.finfo(moved.dtype).tiny, moved)
             factor = flat.index_fill_(0, step.rounded, 0.0).view(self.shape)
         return factor
 
@@ -224,7 +232,6 @@ class LayerSweep:
         self._layer = reader.layer(layer)
         self._until = until
         self._segments = reader.starts
-        self._lazy = rule.lazy
         self.weights = [
             ParameterSweep(
                 reader, rule, layer, name, (entry.out_features, columns.stop - columns.start), until, columns
@@ -234,6 +241,7 @@ class LayerSweep:
         shape = (entry.out_features,)
         self.biases = [ParameterSweep(reader, rule, layer, name, shape, until) for name in entry.bias_names]
         self._parameters = [*self.weights, *self.biases]
+        self._lazy = any(parameter.lazy for parameter in self._parameters)
 
     def steps(self, selection: Selection) -> Iterator[tuple[Block, StepFactors]]:
         """All steps from the last to the first, with the selected slots of each."""
@@ -290,7 +298,8 @@ class LayerSweep:
             used = self._used(block) if self._lazy else None
             sums = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
             P = tuple(
-                p.forwards(s, state, each, used) for p, state, each in zip(self._parameters, states, sums, strict=True)
+                p.forwards(s, state, each, used if p.lazy else None)
+                for p, state, each in zip(self._parameters, states, sums, strict=True)
             )
             if keep:
                 preconditioners.append(tuple(self._marked(s, block, P, sums)))
