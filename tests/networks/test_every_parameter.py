@@ -441,25 +441,38 @@ def test_a_large_parameter_that_nobody_knows_is_named_with_its_reason(tmp_path):
 
 
 class SwinLike(nn.Module):
-    """The module `qkv` is never called: its weight is used by F.linear, as in torchvision's Swin."""
+    """The module `qkv` is never called: its weight is used by F.linear, as in torchvision's Swin, or by `@`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, functional: bool, also_called: bool = False) -> None:
         super().__init__()
         self.qkv, self.head = nn.Linear(D, 3 * D), nn.Linear(D, CLASSES)
+        self.functional, self.also_called = functional, also_called
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = F.linear(x, self.qkv.weight, self.qkv.bias).chunk(3, dim=-1)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        qkv = F.linear(x, weight, bias) if self.functional else x @ weight.T + bias
+        qkv = qkv + torch.tanh(self.qkv(x)) if self.also_called else qkv
+        q, k, v = qkv.chunk(3, dim=-1)
         return self.head(((q @ k.transpose(1, 2)).softmax(-1) @ v).mean(dim=1))
 
 
+@pytest.mark.parametrize("also_called", [False, True])
+def test_a_weight_that_another_module_uses_is_recorded(also_called, tmp_path):
+    model = SwinLike(functional=True, also_called=also_called)
+    done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
+    assert_all_recorded(done)
+    assert done.memory.layers["qkv"].slots == done.memory.steps * IDS.numel() * L * (1 + also_called)
+    assert {*column(done.memory, "qkv")} <= {*IDS.tolist()}
+    assert len(done.memory.attend(done.model, X[:1])["qkv"]) == L * (1 + also_called)
+    assert F.linear is torch._C._nn.linear, "torch's own function is back after recording"
+
+
 def test_a_layer_without_slots_does_not_count_as_recorded(tmp_path):
-    done = run(SwinLike(), adam(1e-6), tmp_path / "m", classify(X), compare=True)
-    if done.memory.layers["qkv"].slots:
-        return assert_all_recorded(done)
+    model = SwinLike(functional=False)
+    done = run(model, adam(1e-6), tmp_path / "m", classify(X), compare=True)
     info = done.memory.info.as_dict()
-    assert info["recorded parameters"] == sum(p.numel() for p in SwinLike().head.parameters())
+    assert info["recorded parameters"] == sum(p.numel() for p in model.head.parameters())
     assert "qkv.weight" in info["not recorded"]
-    return None
 
 
 def test_what_another_optimizer_trains_is_not_called_frozen(tmp_path):
