@@ -312,20 +312,78 @@ class SubclassedLayerNorm(nn.LayerNorm):
         return moved.type_as(input)
 
 
+class LayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((D,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class OfChannels(nn.LayerNorm):
+    """Over the second dimension."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        last = input.movedim(1, -1)
+        return F.layer_norm(last, self.normalized_shape, self.weight, self.bias, self.eps).movedim(-1, 1)
+
+
+class GatedRms(OwnRms):
+    """Has a second argument, which it calls itself with."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        x = x if gate is None else x * gate.sigmoid()
+        return super().forward(x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x, gate=2 * x)
+
+
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "RMSNorm by hand": OwnRms,
     "Gemma's RMSNorm": GemmaRms,
     "F.layer_norm": FunctionalLayerNorm,
     "F.rms_norm": FunctionalRmsNorm,
     "a subclass of LayerNorm": lambda: SubclassedLayerNorm(D),
+    "a layer scale": LayerScale,
+    "of channels": lambda: OfChannels(L),
+    "with a gate": GatedRms,
 }
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_exact_whoever_wrote_it(name, tmp_path):
+    """And its slots belong to examples, if its output is its parameters times something."""
     model = nn.Sequential(nn.Linear(D, D), NORMS[name](), nn.Flatten(), nn.Linear(L * D, CLASSES))
     done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
     assert_all_recorded(done)
+    if name != "Gemma's RMSNorm":
+        assert {*column(done.memory, "1")} == {*IDS.tolist()}
+        assert done.memory.attend(done.model, X[:2])["1"].contributions(target=1).total().shape == (2,)
+
+
+class Tricky(nn.Module):
+    """Not its parameter times something, or only for some inputs."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.weight, self.how = nn.Parameter(torch.ones(D)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "bent":
+            return x * self.weight.tanh()
+        if self.how == "raises":
+            assert x.shape == (len(IDS), L, D)
+        return x * self.weight + (self.weight.sum() if self.how == "mixed" else 0.0)
+
+
+@pytest.mark.parametrize("how", ["bent", "mixed", "raises"])
+def test_a_vector_that_is_no_scale_is_recorded_by_its_gradient(how, tmp_path):
+    model = nn.Sequential(nn.Linear(D, D), Tricky(how), nn.Flatten(), nn.Linear(L * D, CLASSES))
+    done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
+    assert_all_recorded(done)
+    assert done.memory.layers["1.weight"].kind == "parameter"
 
 
 # -- weights that are computed -----------------------------------------------------------------------------------------
