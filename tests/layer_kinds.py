@@ -11,6 +11,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 
+class OwnNorm(nn.Module):
+    """Divides by the root of the mean square over the last dimension, or over the second."""
+
+    def __init__(self, size: int, *, channels: bool, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if bias else None)
+        self.axis = 1 if channels else -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = x.movedim(self.axis, -1)
+        y = self.weight * last * torch.rsqrt(last.square().mean(-1, keepdim=True) + 1e-5)
+        return (y if self.bias is None else y + self.bias).movedim(-1, self.axis)
+
+
 class Conv1D(nn.Module):
     """What Hugging Face calls so: a linear layer with its weight the other way round."""
 
@@ -130,11 +145,15 @@ def linears(draw: st.DrawFn, batch: int | None = None, *, transposed: bool = Fal
 def norms(draw: st.DrawFn, batch: int | None = None, *, kind: str) -> tuple[nn.Module, Tensor]:
     """A normalisation with scale and shift. Inputs of an example may have several rows."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9), label="seed"))
-    if kind in ("layer-norm", "rms-norm"):
+    if kind in ("own-norm", "own-norm-of-channels"):
+        channels, size = kind != "own-norm", draw(st.integers(2, 5), label="features")
+        layer: nn.Module = OwnNorm(size, channels=channels, bias=draw(st.booleans()))
+        shape = (size, 3, 2) if channels else (*draw(st.sampled_from([(), (2,)]), label="lead"), size)
+    elif kind in ("layer-norm", "rms-norm"):
         features = draw(st.sampled_from([(4,), (2, 3)]), label="features")
         lead = draw(st.sampled_from([(), (2,)]), label="lead")
         if kind == "rms-norm":
-            layer: nn.Module = nn.RMSNorm(features, eps=draw(st.sampled_from([None, 1e-3])))
+            layer = nn.RMSNorm(features, eps=draw(st.sampled_from([None, 1e-3])))
         else:
             layer = nn.LayerNorm(features, eps=draw(st.sampled_from([1e-5, 1e-2])), bias=draw(st.booleans()))
         shape = (*lead, *features)
@@ -156,6 +175,7 @@ def embeddings(draw: st.DrawFn, batch: int | None = None) -> tuple[nn.Module, Te
     return nn.Embedding(tokens, width).double(), torch.randint(tokens, (batch or 3, *lead), generator=generator)
 
 
+NORMS = ("layer-norm", "rms-norm", "batch-norm", "group-norm", "own-norm", "own-norm-of-channels")
 KINDS: dict[str, Callable[..., st.SearchStrategy[tuple[nn.Module, Tensor]]]] = {
     "linear": linears,
     "transposed-linear": lambda batch: linears(batch, transposed=True),
@@ -164,7 +184,7 @@ KINDS: dict[str, Callable[..., st.SearchStrategy[tuple[nn.Module, Tensor]]]] = {
     "embedding": embeddings,
     "embedding-bag": bags,
     "bilinear": bilinears,
-    **{kind: functools.partial(norms, kind=kind) for kind in ("layer-norm", "rms-norm", "batch-norm", "group-norm")},
+    **{kind: functools.partial(norms, kind=kind) for kind in NORMS},
 }
 """By the adapters' names: layers with inputs of `batch` examples."""
 

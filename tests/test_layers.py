@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spotlights as sl
-from layer_kinds import KINDS, Conv1D, Twice
+from layer_kinds import KINDS, Conv1D, OwnNorm, Twice
 from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
 from spotlights.layers.convolution import ConvolutionAdapter
 from training import fill, state
@@ -176,6 +176,8 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "rms-norm": lambda: _normalised(nn.RMSNorm((4, 4)), nn.RMSNorm(3)),
     "batch-norm": lambda: _normalised(nn.BatchNorm2d(2), nn.BatchNorm1d(3)),
     "group-norm": lambda: _normalised(nn.GroupNorm(2, 2), nn.GroupNorm(1, 3)),
+    "own-norm": lambda: _normalised(OwnNorm(4, channels=False), OwnNorm(3, channels=False, bias=False)),
+    "own-norm-of-channels": lambda: _normalised(OwnNorm(2, channels=True), nn.LayerNorm(3)),
 }
 
 

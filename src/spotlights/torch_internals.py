@@ -5,14 +5,15 @@ Each entry says which versions of torch it was tried with and what happens where
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 _autograd = getattr(torch._C, "_autograd", None)
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -161,3 +162,15 @@ class Untraced:
     def __call__(self, *args: Any) -> Any:
         # While the compiler traces this call, the disabled hook ends the graph. Otherwise the check costs nothing.
         return self._disabled(*args) if torch.compiler.is_compiling() else self._hook(*args)
+
+
+def with_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a module that shares everything with it but some parameters; the module stays as it is.
+
+    Tried with torch 2.13: a module keeps its parameters in a dict of its own. Without: norms of the user's own are
+    recorded by their gradients.
+    """
+    copied = copy.copy(module)
+    new = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
+    copied.__dict__["_parameters"] = {**module._parameters, **new}
+    return copied

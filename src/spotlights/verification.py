@@ -67,6 +67,26 @@ class Check:
             return False
         return self.relative_error <= self.weights_rounding
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why something is missing, or cannot be judged, in words."""
+        return list(self._reasons())
+
+    def _reasons(self) -> Iterator[str]:
+        if self.unexplained_steps:
+            worst = f"at worst {self.worst_residual:.0%} of the gradient"
+            yield f"{at_steps(NOT_EXPLAINED, self.unexplained_steps)}; {worst}. Likely {CAUSES}"
+        for reason, steps in self.moved.items():
+            yield at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else "")
+        if not self.slots and self.change_error > 0:
+            yield "the layer has no slots, and its weights have changed"
+        elif self.within_rounding:
+            yield "training changed so little that rounding of the weights hides what is missing of it"
+        elif not self.ok and self.stored is not None:
+            yield f"numbers are stored as {self.stored}, and what their rounding does adds up"
+        elif not self.ok and not (self.unexplained_steps or self.moved_steps):
+            yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
+
 
 class Verification(dict[str, Check], Printable):
     """`{layer: check}`, which prints as a table."""
@@ -88,25 +108,9 @@ class Verification(dict[str, Check], Printable):
             verdict = "to rounding" if check.within_rounding else within if check.ok else "NO"
             errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
             rows.append([name, verdict, *errors, check.compared_with])
-            notes += [f"{name}: {reason}" for reason in self._reasons(check)]
+            notes += [f"{name}: {reason}" for reason in check.reasons]
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
-
-    @staticmethod
-    def _reasons(check: Check) -> Iterator[str]:
-        if check.unexplained_steps:
-            worst = f"at worst {check.worst_residual:.0%} of the gradient"
-            yield f"{at_steps(NOT_EXPLAINED, check.unexplained_steps)}; {worst}. Likely {CAUSES}"
-        for reason, steps in check.moved.items():
-            yield at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else "")
-        if not check.slots and check.change_error > 0:
-            yield "the layer has no slots, and its weights have changed"
-        elif check.within_rounding:
-            yield "training changed so little that rounding of the weights hides what is missing of it"
-        elif not check.ok and check.stored is not None:
-            yield f"numbers are stored as {check.stored}, and what their rounding does adds up"
-        elif not check.ok and not (check.unexplained_steps or check.moved_steps):
-            yield f"{check.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
     __str__ = Printable.__str__
     __repr__ = Printable.__repr__

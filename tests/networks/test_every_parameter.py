@@ -312,20 +312,78 @@ class SubclassedLayerNorm(nn.LayerNorm):
         return moved.type_as(input)
 
 
+class LayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((D,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class OfChannels(nn.LayerNorm):
+    """Over the second dimension."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        last = input.movedim(1, -1)
+        return F.layer_norm(last, self.normalized_shape, self.weight, self.bias, self.eps).movedim(-1, 1)
+
+
+class GatedRms(OwnRms):
+    """Has a second argument, which it calls itself with."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        x = x if gate is None else x * gate.sigmoid()
+        return super().forward(x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x, gate=2 * x)
+
+
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "RMSNorm by hand": OwnRms,
     "Gemma's RMSNorm": GemmaRms,
     "F.layer_norm": FunctionalLayerNorm,
     "F.rms_norm": FunctionalRmsNorm,
     "a subclass of LayerNorm": lambda: SubclassedLayerNorm(D),
+    "a layer scale": LayerScale,
+    "of channels": lambda: OfChannels(L),
+    "with a gate": GatedRms,
 }
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_exact_whoever_wrote_it(name, tmp_path):
+    """And its slots belong to examples, if its output is its parameters times something."""
     model = nn.Sequential(nn.Linear(D, D), NORMS[name](), nn.Flatten(), nn.Linear(L * D, CLASSES))
     done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
     assert_all_recorded(done)
+    if name != "Gemma's RMSNorm":
+        assert {*column(done.memory, "1")} == {*IDS.tolist()}
+        assert done.memory.attend(done.model, X[:2])["1"].contributions(target=1).total().shape == (2,)
+
+
+class Tricky(nn.Module):
+    """Not its parameter times something, or only for some inputs."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.weight, self.how = nn.Parameter(torch.ones(D)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "bent":
+            return x * self.weight.tanh()
+        if self.how == "raises":
+            assert x.shape == (len(IDS), L, D)
+        return x * self.weight + (self.weight.sum() if self.how == "mixed" else 0.0)
+
+
+@pytest.mark.parametrize("how", ["bent", "mixed", "raises"])
+def test_a_vector_that_is_no_scale_is_recorded_by_its_gradient(how, tmp_path):
+    model = nn.Sequential(nn.Linear(D, D), Tricky(how), nn.Flatten(), nn.Linear(L * D, CLASSES))
+    done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
+    assert_all_recorded(done)
+    assert done.memory.layers["1.weight"].kind == "parameter"
 
 
 # -- weights that are computed -----------------------------------------------------------------------------------------
@@ -441,25 +499,38 @@ def test_a_large_parameter_that_nobody_knows_is_named_with_its_reason(tmp_path):
 
 
 class SwinLike(nn.Module):
-    """The module `qkv` is never called: its weight is used by F.linear, as in torchvision's Swin."""
+    """The module `qkv` is never called: its weight is used by F.linear, as in torchvision's Swin, or by `@`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, functional: bool, also_called: bool = False) -> None:
         super().__init__()
         self.qkv, self.head = nn.Linear(D, 3 * D), nn.Linear(D, CLASSES)
+        self.functional, self.also_called = functional, also_called
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = F.linear(x, self.qkv.weight, self.qkv.bias).chunk(3, dim=-1)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        qkv = F.linear(x, weight, bias) if self.functional else x @ weight.T + bias
+        qkv = qkv + torch.tanh(self.qkv(x)) if self.also_called else qkv
+        q, k, v = qkv.chunk(3, dim=-1)
         return self.head(((q @ k.transpose(1, 2)).softmax(-1) @ v).mean(dim=1))
 
 
+@pytest.mark.parametrize("also_called", [False, True])
+def test_a_weight_that_another_module_uses_is_recorded(also_called, tmp_path):
+    model = SwinLike(functional=True, also_called=also_called)
+    done = run(model, adam(), tmp_path / "m", classify(X), compare=True)
+    assert_all_recorded(done)
+    assert done.memory.layers["qkv"].slots == done.memory.steps * IDS.numel() * L * (1 + also_called)
+    assert {*column(done.memory, "qkv")} <= {*IDS.tolist()}
+    assert len(done.memory.attend(done.model, X[:1])["qkv"]) == L * (1 + also_called)
+    assert F.linear is torch._C._nn.linear, "torch's own function is back after recording"
+
+
 def test_a_layer_without_slots_does_not_count_as_recorded(tmp_path):
-    done = run(SwinLike(), adam(1e-6), tmp_path / "m", classify(X), compare=True)
-    if done.memory.layers["qkv"].slots:
-        return assert_all_recorded(done)
+    model = SwinLike(functional=False)
+    done = run(model, adam(1e-6), tmp_path / "m", classify(X), compare=True)
     info = done.memory.info.as_dict()
-    assert info["recorded parameters"] == sum(p.numel() for p in SwinLike().head.parameters())
+    assert info["recorded parameters"] == sum(p.numel() for p in model.head.parameters())
     assert "qkv.weight" in info["not recorded"]
-    return None
 
 
 def test_what_another_optimizer_trains_is_not_called_frozen(tmp_path):

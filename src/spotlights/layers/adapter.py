@@ -200,6 +200,8 @@ class ModuleAdapter(ABC):
     """Only for parameters that no other adapter knows."""
     sparse_keys: ClassVar[bool] = False
     """Keys are `SparseRows`: token numbers."""
+    used_outside: ClassVar[bool] = False
+    """Other modules may use the weight and the bias by `F.linear`, which is then a call of this module."""
 
     @abstractmethod
     def handles(self, module: nn.Module) -> bool:

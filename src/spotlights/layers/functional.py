@@ -1,4 +1,5 @@
-"""Weights that a module uses by `F.linear`: those of `nn.MultiheadAttention`, and of the user's own modules.
+"""Weights that are used by `F.linear`: those of `nn.MultiheadAttention`, of the user's own modules, and those of an
+`nn.Linear` that another module uses (`F.linear(x, self.qkv.weight, self.qkv.bias)`, as Swin does).
 
 No module returns the output of such a linear map, so a forward hook cannot see it. Instead, while a weight is watched,
 `torch.nn.functional.linear` reports its uses. What it computes does not change.
@@ -6,12 +7,14 @@ No module returns the output of such a linear map, so a forward hook cannot see 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,10 +28,31 @@ Use = Callable[[Tensor, Tensor, slice], Tensor]
 _torch_linear = F.linear
 _watches: dict[int, list[Watch]] = {}
 """By the `id` of the weight. A watch holds the weight, so the id stays valid."""
+_outside: dict[int, list[OutsideWatch]] = {}
+_FRAMES = 6
+"""Where to look for `nn.Linear.forward`, which calls nothing but `F.linear`: checkers of types add frames."""
 
 
 def _reporting_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _reporter(input, weight, _torch_linear(input, weight, bias))
+    output = _torch_linear(input, weight, bias)
+    if _watches:
+        output = _reporter(input, weight, output)
+    # Compiled code has no such frames: uses outside the module are then seen as gradients without slots.
+    if _outside and not torch.compiler.is_compiling() and not _called_by_linear():
+        for watch in _outside.get(id(weight), ()):
+            if watch.module.bias is bias:
+                return watch.use(input, output)
+    return output
+
+
+def _called_by_linear() -> bool:
+    """Whether the running `F.linear` is that of `nn.Linear.forward`, whose module reports it."""
+    frame, code = inspect.currentframe(), nn.Linear.forward.__code__
+    for _ in range(_FRAMES):
+        frame = None if frame is None else frame.f_back
+        if frame is not None and frame.f_code is code:
+            return True
+    return False
 
 
 def _report(input: Tensor, weight: Tensor, output: Tensor) -> Tensor:
@@ -61,11 +85,27 @@ class Watch:
     use: Use
 
     def remove(self) -> None:
-        _watches[id(self.weight)].remove(self)
-        if not _watches[id(self.weight)]:
-            del _watches[id(self.weight)]
-        if not _watches:
-            F.linear = _torch_linear
+        _remove(_watches, self.weight, self)
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideWatch:
+    """What is called when the weight and the bias of an `nn.Linear` are used outside its forward."""
+
+    module: nn.Linear
+    use: Callable[[Tensor, Tensor], Tensor]
+    """Called with the input and the output; returns the output to continue with."""
+
+    def remove(self) -> None:
+        _remove(_outside, self.module.weight, self)
+
+
+def _remove(watches: dict[int, list[Any]], weight: Tensor, watch: Watch | OutsideWatch) -> None:
+    watches[id(weight)].remove(watch)
+    if not watches[id(weight)]:
+        del watches[id(weight)]
+    if not _watches and not _outside:
+        F.linear = _torch_linear
 
 
 def watch(weight: nn.Parameter, use: Use) -> Watch:
@@ -74,6 +114,13 @@ def watch(weight: nn.Parameter, use: Use) -> Watch:
     if COMPILER in sys.modules:
         _reporter = Untraced(_report)
     _watches.setdefault(id(weight), []).append(watch := Watch(weight, use))
+    F.linear = _reporting_linear
+    return watch
+
+
+def watch_outside(module: nn.Linear, use: Callable[[Tensor, Tensor], Tensor]) -> OutsideWatch:
+    """Reports every `F.linear` with the module's weight and bias outside its own forward, until it is removed."""
+    _outside.setdefault(id(module.weight), []).append(watch := OutsideWatch(module, use))
     F.linear = _reporting_linear
     return watch
 

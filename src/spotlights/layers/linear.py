@@ -14,6 +14,7 @@ from spotlights.layers.adapter import LayerAdapter
 class LinearAdapter(LayerAdapter):
     kind = "linear"
     modules = (nn.Linear,)
+    used_outside = True
 
 
 class TransposedLinearAdapter(LayerAdapter):

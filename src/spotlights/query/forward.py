@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
 from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, ParameterCall, adapter_named
 from spotlights.layers.adapter import plainly, tensors_of, unwrapped
-from spotlights.layers.functional import Use, watch
+from spotlights.layers.functional import Use, watch, watch_outside
 from spotlights.memory.format.columns import example_axis
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.sparse_rows import Numbers, joined
@@ -121,8 +122,12 @@ class ForwardPass:
                         watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls))
                         for name, calls in maps.items()
                     ]
-                else:
-                    handles.append(module.register_forward_hook(_hook(adapter, maps), with_kwargs=True))
+                    continue
+                hook = _hook(adapter, maps)
+                handles.append(module.register_forward_hook(hook, with_kwargs=True))
+                if adapter.used_outside:
+                    assert isinstance(module, nn.Linear)
+                    handles.append(watch_outside(module, partial(_outside, hook, module)))
             model.eval()
             with torch.enable_grad(), plainly():
                 self.output = call_model(model, inputs)
@@ -272,6 +277,10 @@ def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., An
         return _copied(output)
 
     return hook
+
+
+def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
+    return hook(module, (input,), {}, output)
 
 
 def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls) -> Use:

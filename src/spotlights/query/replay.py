@@ -49,7 +49,7 @@ class Replay(Measure):
             try:
                 with torch.inference_mode(False), torch.enable_grad():
                     parameters = _Replay(reader).run(self.until, make)
-            except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError, AttributeError) as error:
                 raise UnsupportedError(f"{name} cannot be run again on recorded gradients: {error}") from error
             yield Block(reader.layer(layer), ()), parameters
 
@@ -77,7 +77,9 @@ class _Replay:
                 for layer in blocks:
                     self._hand_over(layer, step, blocks[layer])
                 for key, group in group_of.items():
-                    group.update(options_of(self._logged(*key, step), optimizer.defaults))
+                    logged = self._logged(*key, step)
+                    if logged["active"]:  # else the optimizer may not hold the parameter, and the log has no options
+                        group.update(options_of(logged, optimizer.defaults))
                 optimizer.step()
         made: Parameters = {}
         for layer, entry in self._reader.manifest.layers.items():

@@ -23,7 +23,7 @@ from spotlights import torch_internals
 from spotlights.errors import UnsupportedError
 from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
 from spotlights.layers.adapter import tensors_of
-from spotlights.layers.functional import watch
+from spotlights.layers.functional import watch, watch_outside
 from spotlights.memory.format.columns import Batch, ColumnTable
 from spotlights.memory.slots import Rows
 from spotlights.recording.layer import RecordedLayer
@@ -144,6 +144,15 @@ class ModuleHooks:
         handles: list[Any] = [self.module.register_forward_hook(_ModelHook(guard(after)), with_kwargs=True)]
         if type(adapter).before is not ModuleAdapter.before:
             handles.append(self.module.register_forward_pre_hook(_ModelHook(guard(before))))
+        if adapter.used_outside and not torch_internals.compiled_graphs():  # these would be compiled anew
+            assert isinstance(self.module, nn.Linear)
+            note = guard(after)
+
+            def use_outside(input: Tensor, output: Tensor) -> Tensor:
+                note(self.module, (input,), {}, output)
+                return output
+
+            handles.append(watch_outside(self.module, use_outside))
         return [*handles, *adapter.begin()]
 
 
