@@ -1,4 +1,4 @@
-"""The reader: a memory's files as mapped tensors.
+"""The reader: a memory's files as tensors.
 
 Opening reads the manifest and the sizes of the files; a scan reads the bytes of slots. What is committed never changes,
 so a memory can be read while it is being recorded: the reader sees the steps that were committed when it opened.
@@ -27,11 +27,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
-from spotlights.memory.files import check_size, checksum_of, map_tensors, read_manifest, write_tensors
+from spotlights.memory.files import FileTensors, check_size, checksum_of, read_manifest, write_tensors
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import MISSING_STRING
 from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
-from spotlights.memory.layer_reader import LayerReader, Maps, Segment
+from spotlights.memory.layer_reader import LayerReader, Loaded, Segment
 from spotlights.memory.slots import compare
 from spotlights.memory.store import Store
 
@@ -77,10 +77,10 @@ class MemoryReader:
                 break
             self.ranks = _read_ranks(store)
         self.manifest = _joined(self.ranks)
-        maps = Maps()
+        loaded = Loaded()
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
-        self.segments = maps.segments = [
-            Segment(of_rank, entry, own, maps, _recode(own, self.manifest.columns))
+        self.segments = loaded.segments = [
+            Segment(of_rank, entry, own, loaded, _recode(own, self.manifest.columns))
             for of_rank, own in zip(stores, self.ranks, strict=True)
             for entry in own.segments
         ]
@@ -152,11 +152,11 @@ class MemoryReader:
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
-        return map_tensors(self.store, self.manifest.initial)
+        return FileTensors(self.store, self.manifest.initial)
 
     @cached_property
     def final(self) -> Mapping[str, Tensor] | None:
-        return None if self.manifest.final is None else map_tensors(self.store, self.manifest.final)
+        return None if self.manifest.final is None else FileTensors(self.store, self.manifest.final)
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         """Before which steps the optimizer's state is stored, and its names; "weights" is the parameter itself."""
@@ -296,7 +296,7 @@ def _recode(manifest: Manifest, columns: dict[str, ColumnEntry]) -> dict[str, Te
 def load_moments(store: Store, manifest: Manifest) -> tuple[KeyMoments, int]:
     """The stored moments, and how many of the memory's segments they cover: none if the file does not fit."""
     try:
-        tensors = dict(map_tensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
+        tensors = dict(FileTensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
     except (OSError, MemoryFormatError):
         return {}, 0
     covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).tolist()
