@@ -20,6 +20,7 @@ import resource
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def mapped(path: Path, model: nn.Module, questions: dict[str, Callable[..., obje
     for name, question in questions.items():
         for kind in (0, 1):
             ask(kind, question)
-        pairs = [(seconds(lambda: ask(0, question)), seconds(lambda: ask(1, question))) for _ in range(turns)]
+        pairs = [tuple(seconds(partial(ask, kind, question)) for kind in (0, 1)) for _ in range(turns)]
         reading, mapping = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
         print(f"{name}: reading {1e3 * reading:.0f} ms, mapping {1e3 * mapping:.0f} ms; median ratio {ratio:.2f}")
