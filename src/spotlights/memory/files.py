@@ -21,7 +21,7 @@ import xxhash
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from spotlights.errors import MemoryExistsError, MemoryFormatError
+from spotlights.errors import MemoryExistsError, MemoryFormatError, SpotlightsError, StoreError
 from spotlights.memory.buffers import PAGE
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import FileEntry, Manifest, SegmentEntry, manifest_content, parse_manifest
@@ -228,6 +228,31 @@ def checksum_of(store: Store, name: str) -> str:
     return checksum.hexdigest()
 
 
+@contextlib.contextmanager
+def writable(store: Store) -> Iterator[None]:
+    """Raises a StoreError in place of what a system says of a full or read-only disk, or of a name that is too long."""
+    try:
+        yield
+    except SpotlightsError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{store} cannot be written: {error}. Choose another path, or make room there.") from error
+
+
+def check_content(store: Store, entry: FileEntry) -> None:
+    """Raises an error if a file does not have the checksum that the manifest says."""
+    check_size(store, entry)
+    try:
+        checksum = checksum_of(store, entry.file)
+    except OSError as error:
+        raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
+    if checksum != entry.checksum:
+        raise MemoryFormatError(
+            f"{store.describe(entry.file)} has checksum {checksum}, memory.json says {entry.checksum}: its content has "
+            "changed since it was written. Restore it from a copy of the memory."
+        )
+
+
 def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     """Locks a store for a new memory and empties it; returns what releases the lock.
 
@@ -236,7 +261,7 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     """
     try:
         files = list(store.list())
-        is_memory = store.exists(names.MANIFEST)
+        is_memory = store.exists(names.MANIFEST) and _is_manifest(store)
         foreign = None if is_memory else next((name for name in files if not _is_ours(store, name)), None)
     except NotADirectoryError:
         raise MemoryExistsError(f"{store} exists and is not a memory. Choose another path.") from None
@@ -256,8 +281,18 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     return release
 
 
+def _is_manifest(store: Store) -> bool:
+    """Whether Spotlights wrote the manifest, which may be damaged: others may have a memory.json, too."""
+    try:
+        return all(field in store.read(names.MANIFEST) for field in (b'"spotlights"', b'"format"', b'"segments"'))
+    except OSError:
+        return False
+
+
 def _is_ours(store: Store, name: str) -> bool:
     """Whether Spotlights wrote a file: a folder without a manifest may hold somebody else's of the same name."""
+    if name == names.MANIFEST:
+        return False  # not one of ours: those are told by _is_manifest
     if not (names.may_be_of_a_memory(name) and name.endswith(".safetensors")):
         return names.may_be_of_a_memory(name)
     beginning = store.read(name, range(LENGTH_BYTES))
@@ -308,6 +343,7 @@ class Committed:
 
     def cut_segment(self, segment: SegmentEntry, steps: int) -> SegmentEntry:
         """Writes a new segment with those steps of a segment that come before step `steps`."""
+        check_content(self.store, segment)  # or damage would get a checksum of its own
         stored = FileTensors(self.store, segment)
         tensors: dict[str, list[np.ndarray]] = {}
         for name, tensor in stored.items():

@@ -22,7 +22,7 @@ from torch import Tensor
 from spotlights.errors import MemoryFormatError
 from spotlights.memory.files import FileTensors, read_layout
 from spotlights.memory.format import names
-from spotlights.memory.format.columns import missing
+from spotlights.memory.format.columns import MISSING_STRING, missing
 from spotlights.memory.format.manifest import Manifest, SegmentEntry
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
@@ -75,6 +75,8 @@ class Loaded:
         self.segments: Sequence[Segment] = ()
         """All of the memory, in their order."""
         self.layouts: dict[Segment, dict[str, TensorPlace]] = {}
+        self.in_range: set[tuple[Segment, str]] = set()
+        """The tensors whose numbers were found to be in their range."""
         self._kept: OrderedDict[Segment, FileTensors] = OrderedDict()
         self._counted: dict[Segment, int] = {}
         """The bytes of each."""
@@ -194,7 +196,51 @@ class Segment:
                         f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(layout[name].shape)}, "
                         f"but memory.json says {expected}."
                     )
+            for name, dtype in self._dtypes(layer).items():
+                if name in layout and layout[name].dtype != dtype:
+                    raise MemoryFormatError(
+                        f"{self.store.describe(self.entry.file)}: {name!r} has numbers of type {layout[name].dtype}, "
+                        f"not {dtype}."
+                    )
+        self._check_log(layout)
         return layout
+
+    def _dtypes(self, layer: str) -> dict[str, torch.dtype]:
+        """The types of a layer's tensors."""
+        storage = storage_named(self.manifest.layers[layer].storage).dtype
+        rows = {names.KEYS: storage, names.ERRORS: storage, names.INDEX: torch.int64}
+        rows |= {names.KEY_SCALE: torch.float32, names.ERROR_SCALE: torch.float32}
+        rows |= dict.fromkeys(names.TOKENS.values(), torch.int64)
+        kinds = {column: entry.kind for column, entry in self.manifest.columns.items()}
+        columns = {c: torch.float64 if kind == "float" else torch.int64 for c, kind in kinds.items()}
+        return {
+            **{names.layer_tensor(layer, what): dtype for what, dtype in rows.items()},
+            **{names.column_tensor(layer, column): dtype for column, dtype in columns.items()},
+        }
+
+    def _check_log(self, layout: Mapping[str, TensorPlace]) -> None:
+        """The step log has a row for each step. (A folded memory has the last step alone.)"""
+        steps = self.entry.end_step - self.entry.first_step if self.manifest.fold is None else 1
+        dimensions = {names.PROBE: 2, names.FACTOR: 1, names.RULE: 2, names.PROBED: 2}
+        for name, place in layout.items():
+            wanted = dimensions.get(name.rpartition("/")[2], len(place.shape))
+            if name.startswith(names.LOG) and (len(place.shape) != max(wanted, 1) or place.shape[0] != steps):
+                raise MemoryFormatError(
+                    f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(place.shape)}, but the file "
+                    f"has {steps} steps."
+                )
+
+    def check_range(self, name: str, values: Shaped[Tensor, "rows"], allowed: range) -> None:
+        """Raises an error if a number of a tensor is none that it can be; each tensor is looked at once."""
+        key = self, name
+        if key in self.loaded.in_range:
+            return
+        if len(values) and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
+            raise MemoryFormatError(
+                f"{self.store.describe(self.entry.file)}: {name!r} has numbers outside {allowed.start} to "
+                f"{allowed.stop - 1}: the file is damaged."
+            )
+        self.loaded.in_range.add(key)
 
 
 @dataclass(frozen=True)
@@ -279,11 +325,18 @@ class SegmentSlots:
         stored = self.file.tensor(self.layer.columns + name)
         if stored is None:
             return missing(self.layer.column_kind(name), self.slots)
+        described, entry = self.file.manifest.columns.get(name), self.file.entry
+        if described is not None and described.kind == "string":
+            self.file.check_range(self.layer.columns + name, stored, range(MISSING_STRING, len(described.strings)))
+        elif name == "step":
+            self.file.check_range(self.layer.columns + name, stored, range(entry.first_step, entry.end_step))
         return self.file.recode[name][stored] if name in self.file.recode else stored
 
     def key_numbers(self) -> Int64[Tensor, "slots"]:
         """The number of each slot's key, if keys are stored once."""
         numbers = self.required(names.INDEX)
+        known = self.first_key + self.file.entry.keys[self.layer.name] - self.numbered_from
+        self.file.check_range(self.layer.tensors + names.INDEX, numbers, range(known))
         return numbers + self.numbered_from if self.numbered_from else numbers
 
 
