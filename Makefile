@@ -8,7 +8,7 @@ STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test fuzz bucket-kills lint docs tables clean chromium pins torture-explorer
+.PHONY: help demo test fuzz bucket-kills lint docs tables clean chromium pins torture torture-explorer
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ lint: $(STAMPS)/demo,explore,lint  ## style, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# Memories under attack: kill -9, damaged and forged files, failing disks, forks. The numbers are in docs/security.md.
+KILLS ?= 1000
+CORRUPTIONS ?= 10000
+torture: $(STAMPS)/test  ## kill recorders, damage memories, KILLS=1000 CORRUPTIONS=10000
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture.py --kills $(KILLS) --corruptions $(CORRUPTIONS) --disks 100 --forks 100
 
 # The explorer under attack and under load; other memories of this machine are not touched, and it ends by itself.
 REQUESTS ?= 10000

@@ -1,12 +1,14 @@
 """What a question costs: one query over 384,000 slots in three layers, against reading those bytes once.
 
     python benchmarks/query.py
+    python benchmarks/query.py --mapped
 
 Writes a memory of the size of the paper's MNIST run (3,000 steps of 128, 784-800-800-10; random numbers
 in the place of activations), then measures in turns: the top 500 per class and the totals per class of one
 query in all three layers, in one pass; and `sum` over the same mapped keys by the same number of threads. Prints
 the median of the ratios and the largest memory of the process; then the same for a memory five times as large
-(the same segments linked five times, so that the disk need not hold them).
+(the same segments linked five times, so that the disk need not hold them). With --mapped: the same question in turns
+with a reader that maps segments instead of reading them, which a file that shrinks would kill.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from in_turns import beside_reading, read_once, seconds
@@ -25,6 +30,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.memory import layer_reader
+from spotlights.memory.files import FileTensors
 from spotlights.query import AskTop, AskTotals
 
 BATCH, EXAMPLES = 128, 40_053
@@ -60,6 +67,7 @@ def link_five_times(source: Path, target: Path) -> None:
             moved = {"first_step": segment["first_step"] + shift, "end_step": segment["end_step"] + shift}
             segments.append({**segment, **moved, "file": name})
     manifest |= {"segments": segments, "final": None}
+    manifest.pop("checksum", None)
     (target / "memory.json").write_text(json.dumps(manifest))
 
 
@@ -71,6 +79,51 @@ def ask_once(path: Path, model: nn.Module) -> Callable[[], None]:
         memory.attend(model, query).ask(AskTop(500, per="label"), AskTotals("label"))
 
     return run
+
+
+class Mapped(FileTensors):
+    """Tensors that are views of the mapped file."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if not hasattr(self, "_map"):
+            storage, path = torch.UntypedStorage, f"{self._store}/{self._entry.file}"
+            self._map = storage.from_file(path, False, self._entry.bytes)
+        place = self._layout[name]
+        return torch.empty(0, dtype=place.dtype).set_(self._map, place.start, place.shape)
+
+    def rows(self, name: str, rows: Any, into: torch.Tensor) -> torch.Tensor:
+        return self[name][rows]
+
+
+def mapped(path: Path, model: nn.Module, questions: dict[str, Callable[..., object]], turns: int) -> None:
+    """Each question of a reader that maps beside one that reads."""
+    memories = [sl.open(path), sl.open(path)]
+
+    def ask(kind: int, question: Callable[..., object]) -> None:
+        layer_reader.FileTensors = Mapped if kind else FileTensors
+        question(memories[kind], model)
+
+    for layer in memories[1].view.reader.layers.values():
+        layer.rows_at_once = layer_reader.ROWS  # as it was, with maps
+    for name, question in questions.items():
+        for kind in (0, 1):
+            ask(kind, question)
+        pairs = [tuple(seconds(partial(ask, kind, question)) for kind in (0, 1)) for _ in range(turns)]
+        reading, mapping = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(a / b for a, b in pairs)
+        print(f"{name}: reading {1e3 * reading:.0f} ms, mapping {1e3 * mapping:.0f} ms; median ratio {ratio:.2f}")
+
+
+QUERY = torch.randn(1, 784, generator=torch.Generator().manual_seed(1))
+QUESTIONS: dict[str, Callable[..., object]] = {
+    "one query, top 500 and totals": lambda m, model: m.attend(model, QUERY).ask(
+        AskTop(500, per="label"), AskTotals("label")
+    ),
+    "one of ten labels": lambda m, model: m.where(label=3).attend(model, QUERY)["2"].totals("label"),
+    "one example": lambda m, model: m.where(example=7).attend(model, QUERY)["2"].totals("label"),
+    "contributions": lambda m, model: m.attend(model, QUERY)["2"].contributions(target=3).totals("label"),
+    "weights": lambda m, model: m.weights("0"),
+}
 
 
 def measure(name: str, path: Path, model: nn.Module, turns: int) -> None:
@@ -90,10 +143,14 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--dir", default=".", help="a directory on the disk to be measured")
+    parser.add_argument("--mapped", action="store_true", help="beside a reader that maps files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         once, five = Path(folder) / "once.memory", Path(folder) / "five.memory"
         network = write_memory(once, options.steps)
+        if options.mapped:
+            mapped(once, network, QUESTIONS, options.turns)
+            raise SystemExit
         measure("the paper's run", once, network, options.turns)
         link_five_times(once, five)
         measure("five times that", five, network, max(3, options.turns // 3))

@@ -212,6 +212,34 @@ def test_whole_numbers_may_follow_fractions(tmp_path):
     assert column(memory, model, "0", X[:1], "loss") == [0.5, 1.5, 1.0, 2.0]
 
 
+UNSTORABLE = {
+    "too large": [2**63, 1],
+    "too large, unsigned": np.array([2**64 - 1, 1], dtype=np.uint64),
+    "a number and a string": [1, "1"],
+    "bytes": [b"ab", b"c"],
+    "bytes in an array": np.array([b"ab", b"c"]),
+    "half a character": ["a\ud800", "b"],
+    "half a character for all": "a\ud800",
+}
+"""These became None, -1, one group, "b'ab'", and text that nobody can print."""
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("what", UNSTORABLE)
+def test_values_that_would_come_back_as_others_are_refused(tmp_path, what, earlier):
+    is_number = what.startswith("too")
+    steps = [(X[:2], {"label": [1, 2] if is_number else ["a", "b"]})] if earlier else []
+    with pytest.raises(sl.SettingError, match='"label"'):
+        _record(tmp_path / "m", network(), *steps, (X[:2], {"label": UNSTORABLE[what]}))
+
+
+def test_strings_come_back_as_they_are(tmp_path):
+    given_strings = ["", "a\0", "é", "\U0001f600", " a", "nul\0l"]
+    model = network()
+    memory = _record(tmp_path / "m", model, (X[:6], {"label": given_strings}))
+    assert column(memory, model, "0", X[:1], "label") == given_strings
+
+
 @pytest.mark.parametrize("values", [[None, None], [[1, 2], [3]], [1j, 2j], torch.ones(2, 2, 2)], ids=str)
 def test_what_is_no_column_is_refused_by_name(tmp_path, values):
     with pytest.raises(sl.SettingError, match='"label"'):

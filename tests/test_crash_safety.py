@@ -223,12 +223,12 @@ def test_a_full_disk_stops_the_recording_and_not_the_training(tmp_path, monkeypa
 def test_a_disk_that_fails_to_sync_or_rename_stops_the_recording(tmp_path, monkeypatch, uninterrupted, call):
     calls, original = 0, getattr(os, call)
 
-    def failing(*args: Any) -> Any:
+    def failing(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 20:
             raise OSError(errno.EIO, "Input/output error")
-        return original(*args)
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(os, call, failing)
     final, stopped = _run_with_failing_disk(tmp_path / "m")

@@ -213,6 +213,15 @@ def test_damaged_moments_are_made_again(copied: Path, damage: bytes | None):
     assert torch.equal(values(sl.open(copied), mlp()), first)
 
 
+@pytest.mark.parametrize("place", [-1, -9, -2000])
+def test_moments_with_a_flipped_bit_are_made_again(copied: Path, place: int):
+    first = values(sl.open(copied), mlp())
+    content = bytearray((copied / MOMENTS).read_bytes())
+    content[place] ^= 64
+    (copied / MOMENTS).write_bytes(content)
+    assert torch.equal(values(sl.open(copied), mlp()), first)
+
+
 def test_a_memory_that_cannot_be_written_to_is_still_answered(copied: Path):
     (copied / MOMENTS).mkdir()  # no file can take its place
     assert torch.equal(values(sl.open(copied), mlp()), values(mlp().memory, mlp()))

@@ -182,6 +182,7 @@ def test_a_run_whose_processes_wrote_unequally_much_is_read_as_far_as_all_of_the
     # As a process leaves it that was killed before its last segments.
     manifest = tmp_path / "run.memory" / "rank1" / "memory.json"
     held = json.loads(manifest.read_text())
+    del held["checksum"]
     assert len(held["segments"]) > 1
     held |= {"segments": held["segments"][:-1], "final": None, "status": "recording"}
     manifest.write_text(json.dumps(held))

@@ -5,6 +5,7 @@ Each message says what was given, what was expected and what to do.
     Exception
     └── SpotlightsError
         ├── MemoryFormatError       the files of a memory are damaged, foreign or of another version
+        ├── StoreError              a directory or bucket that cannot be written  (also an OSError)
         ├── MemoryExistsError       the path already holds a memory, or is not empty
         ├── ResumeError             a run that does not continue the memory it was given
         ├── UnknownNameError        no such layer, column or data set        (also a KeyError)
@@ -25,6 +26,10 @@ class SpotlightsError(Exception):
 
 class MemoryFormatError(SpotlightsError):
     """The files of a memory are damaged, missing, foreign or of another format version."""
+
+
+class StoreError(SpotlightsError, OSError):
+    """A directory or bucket that a memory cannot be written to: full, read-only or gone; the message says why."""
 
 
 class MemoryExistsError(SpotlightsError):

@@ -127,7 +127,7 @@ def verify(
 ) -> Verification:
     """Compares the parameters that a view makes up with the trained ones; arguments as for `Memory.verify`."""
     reader = view.reader
-    with _damage_named(reader):
+    with _damage_named(reader, files=files):
         if reader.manifest.fold is not None or reader.manifest.sample is not None:
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
@@ -143,10 +143,7 @@ def verify(
 
 
 def _refuse(reader: MemoryReader, *, files: bool) -> None:
-    """A folded memory, or a sample, cannot be verified; its files can."""
-    damaged = reader.damaged() if files else []
-    if damaged:
-        raise MemoryFormatError(" ".join(damaged))
+    """A folded memory, or a sample, cannot be verified; its files can (`_damage_named`)."""
     reader.need_visits(
         "the errors that the weights could be verified by",
         "Its files are what was written: ask for scores, top or totals" if files else "Ask for scores, top or totals",
@@ -191,14 +188,13 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
 
 
 @contextlib.contextmanager
-def _damage_named(reader: MemoryReader) -> Iterator[None]:
-    """Damaged numbers can fail anywhere: then the damaged file is the error."""
+def _damage_named(reader: MemoryReader, *, files: bool) -> Iterator[None]:
+    """Damaged numbers can fail anywhere, and some memories cannot be verified: then a damaged file is the error."""
     try:
         yield
-    except SpotlightsError:
-        raise
     except Exception as error:
-        damaged = reader.damaged()
+        look = files if isinstance(error, UnsupportedError) else not isinstance(error, SpotlightsError)
+        damaged = reader.damaged() if look else []
         if not damaged:
             raise
         raise MemoryFormatError(" ".join(damaged)) from error

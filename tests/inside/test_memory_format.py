@@ -4,16 +4,20 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file
 
 import spotlights as sl
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.files import checksum_of, write_tensors
+from spotlights.memory.format.manifest import signed
+from spotlights.memory.format.tensors import lay_out
 from spotlights.memory.store import store_at
 from training import elsewhere, examples, network, sgd, train
 
@@ -69,7 +73,10 @@ def _complaint(path: Path) -> str:
 
 
 def _manifest(path: Path) -> dict:
-    return json.loads((path / "memory.json").read_text())
+    """Without its checksum, as in memories of earlier versions: other checks must find what is wrong."""
+    raw = json.loads((path / "memory.json").read_text())
+    del raw["checksum"]
+    return raw
 
 
 # -- what others can read ---------------------------------------------------------------------------------
@@ -205,6 +212,71 @@ def test_a_manifest_that_is_no_manifest_is_named(memory, text):
     (memory / "memory.json").write_text(text)
     with pytest.raises(sl.MemoryFormatError, match=r"memory\.json"):
         sl.open(memory)
+
+
+def test_any_flipped_bit_of_the_manifest_is_an_error_or_changes_nothing(memory):
+    content, right = (memory / "memory.json").read_bytes(), _ask(memory)
+    chance, silent = random.Random(3), []
+    for _ in range(150):
+        flipped = bytearray(content)
+        place = chance.randrange(len(content))
+        flipped[place] ^= 1 << chance.randrange(8)
+        _put(memory / "memory.json", bytes(flipped))
+        try:
+            if sl.open(memory).view.reader.manifest != right.view.reader.manifest:
+                silent.append(place)
+        except sl.MemoryFormatError:
+            pass
+    assert not silent
+
+
+def test_memories_of_versions_without_a_checksum_in_the_manifest_open(memory):
+    (memory / "memory.json").write_text(json.dumps(_manifest(memory)))
+    assert _ask(memory).steps == 8
+
+
+def _forge(memory: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Changes a tensor of the first segment, with new checksums everywhere; returns the segment's name."""
+    raw = _manifest(memory)
+    segment = memory / raw["segments"][0]["file"]
+    tensors = {key: value.numpy() for key, value in load_file(segment).items()}
+    tensors[name] = change(tensors[name])
+    beginning, blocks, _ = lay_out({key: [value] for key, value in tensors.items()})
+    content = beginning + b"".join(block.tobytes() for block in blocks)
+    _put(segment, content)
+    raw["segments"][0] |= {"bytes": len(content), "checksum": xxhash.xxh3_64_hexdigest(content)}
+    _put(memory / "memory.json", signed(json.dumps(raw, indent=1).removesuffix("\n}").encode()))
+    return segment.name
+
+
+@pytest.mark.parametrize("number", [-2, 99, 2**62, -(2**63)])
+@pytest.mark.parametrize("tensor", ["2/column/step", "2/column/source", "0/index"])
+def test_numbers_out_of_their_range_are_named_whatever_the_checksums_say(memory, tensor, number):
+    name = _forge(memory, tensor, lambda values: np.concatenate([[number], values[1:]]))
+    opened, x = sl.open(memory), X[:1].float()
+    asked = network(dtype=torch.float32)
+    with pytest.raises(sl.MemoryFormatError, match=f"{name}.*{tensor}.*outside"):
+        opened.attend(asked, x)[tensor[0]].totals(tensor.rpartition("/")[2] if "column" in tensor else "step")
+
+
+@pytest.mark.parametrize("field", ["slots", "keys", "end_step"])
+def test_no_more_is_declared_than_the_files_can_hold(memory, field):
+    """Otherwise so much memory would be asked for before the files are looked at."""
+    raw = _manifest(memory)
+    if field == "end_step":
+        raw["segments"][0][field] = raw["segments"][1]["first_step"] = 10**12
+    else:
+        raw["segments"][0][field]["2"] = 10**12
+    (memory / "memory.json").write_text(json.dumps(raw))
+    with pytest.raises(sl.MemoryFormatError, match="cannot have"):
+        sl.open(memory)
+
+
+@pytest.mark.parametrize("tensor", ["/log/2/weight/factor", "/log/2/weight/sample", "/log/2/bias/rule"])
+def test_a_log_that_lacks_a_step_is_named_whatever_the_checksums_say(memory, tensor):
+    name = _forge(memory, tensor, lambda values: values[1:])
+    with pytest.raises(sl.MemoryFormatError, match=f"{name}: '{tensor}' has shape .* the file has . steps"):
+        sl.open(memory).verify()
 
 
 def test_a_manifest_that_is_not_text_is_named(memory):

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import spotlights as sl
 from buckets import new_bucket
-from spotlights.memory.files import checksum_of, map_tensors, write_tensors
+from spotlights.memory.files import FileTensors, checksum_of, write_tensors
 from spotlights.memory.format.manifest import FileEntry
 from spotlights.memory.format.names import MANIFEST
 from spotlights.memory.store import Cache, LocalStore, Store, store_at
@@ -126,7 +126,7 @@ class TestStores:
 
     def test_absent_names_are_told_apart_from_other_failures(self, store: Store):
         store.write("there", blocks(b"x"))
-        for ask in (store.size, store.read, lambda name: store.map(name, 1) or store.read(name)):
+        for ask in (store.size, store.read, lambda name: store.load(name, range(1), "")):
             for name in ("absent", "segments/absent", "there/absent"):
                 with pytest.raises(FileNotFoundError):
                     ask(name)
@@ -138,7 +138,7 @@ class TestStores:
         asks: list[Callable[[], object]] = [
             lambda: store.size(name),
             lambda: store.read(name),
-            lambda: store.map(name, 1),
+            lambda: store.load(name, range(1), "c0ffee"),
             lambda: store.write(name, blocks(b"x")),
             lambda: store.delete(name),
             lambda: store.at(name),
@@ -147,27 +147,40 @@ class TestStores:
             with pytest.raises(ValueError, match="not a name"):
                 ask()
 
-    # -- mapping ---------------------------------------------------------------------------------
+    # -- tensors ---------------------------------------------------------------------------------
 
     def test_tensors_are_read_back(self, store: Store):
         tensors = {name: torch.randn(rows, 16) for name, rows in (("a", 1000), ("b", 3), ("c", 4096))}
         entry = write_tensors(store, "t", {name: [t.numpy()[:2], t.numpy()[2:]] for name, t in tensors.items()})
         assert entry == FileEntry("t", store.size("t"), checksum_of(store, "t"))
-        mapped = map_tensors(store, entry)
+        mapped = FileTensors(store, entry)
         assert mapped.keys() == tensors.keys()
         assert all(torch.equal(mapped[name], tensor) for name, tensor in tensors.items())
 
-    def test_what_is_mapped_stays_after_the_file_is_replaced_and_deleted(self, store: Store):
+    def test_what_was_read_stays_after_the_file_is_replaced_and_deleted(self, store: Store):
         entry = write_tensors(store, "t", {"a": [np.arange(100_000)]})
-        mapped = map_tensors(store, entry)["a"]
+        read = FileTensors(store, entry)["a"]
         write_tensors(store, "t", {"a": [np.zeros(100_000, np.int64)]})
         store.delete("t")
-        assert torch.equal(mapped, torch.arange(100_000))
+        assert torch.equal(read, torch.arange(100_000))
 
-    def test_a_file_that_is_too_short_is_not_mapped(self, store: Store):
+    @pytest.mark.parametrize("width", [1, 4, 3000])
+    def test_some_rows_are_those_of_the_whole_tensor(self, store: Store, width: int):
+        """Whether they lie side by side, near each other or far apart, and however often one is asked for."""
+        whole = torch.arange(60.0 * width).view(60, width)
+        tensors = FileTensors(store, write_tensors(store, "t", {"a": [whole.numpy()], "b": [np.ones(3)]}))
+        for rows in ([0], [59], [3, 4, 5], [3, 3, 5], [0, 59], [1, 1, 1], [2, 20, 20, 58], list(range(60))):
+            made = tensors.rows("a", torch.tensor(rows), torch.empty(60, width))
+            assert torch.equal(made, whole[rows])
+        assert torch.equal(tensors.rows("a", slice(7, 9), torch.empty(5, width)), whole[7:9])
+        with pytest.raises(sl.MemoryFormatError, match="no row 60"):
+            tensors.rows("a", slice(7, 61), torch.empty(60, width))
+
+    def test_a_file_that_is_too_short_is_an_error(self, store: Store):
         store.write("a", blocks(b"short"))
-        with contextlib.suppress(OSError):
-            assert store.map("a", 100) is None
+        for checksum in ("", "c0ffee"):
+            with pytest.raises(OSError, match="fewer than"):
+                store.load("a", range(100), checksum)
 
     # -- listing and deleting --------------------------------------------------------------------
 
@@ -289,13 +302,20 @@ def test_a_locked_directory_is_named(tmp_path: Path):
     release()
 
 
+def test_no_memory_is_taken_for_bytes_that_are_not_there(tmp_path: Path):
+    store = store_at(tmp_path)
+    store.write("a", blocks(b"short"))
+    with pytest.raises(OSError, match="fewer than"):
+        store.load("a", range(1 << 50), "c0ffee")
+
+
 def test_only_regular_files_are_read(tmp_path: Path):
     store = store_at(tmp_path)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe"):
         assert store.exists(name)
-        for ask in (store.size, store.read, lambda name: store.map(name, 1)):
+        for ask in (store.size, store.read, lambda name: store.load(name, range(1), "c0ffee")):
             with pytest.raises(OSError, match="Not a regular file"):
                 ask(name)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spotlights.errors import SettingError, UnknownNameError
 from spotlights.memory.format import names
-from spotlights.memory.layer_reader import ROWS, LayerReader, SegmentSlots, StoredRows
+from spotlights.memory.layer_reader import LayerReader, SegmentSlots, StoredRows
 from spotlights.memory.reader import MemoryReader
 
 GetColumn = Callable[[str], Shaped[Tensor, "rows"]]
@@ -193,7 +193,7 @@ class Block:
         first = 0
         for piece in self.pieces:
             if what == names.KEYS and self.layer.entry.indexed:
-                for numbers in piece.segment.key_numbers()[piece.rows].split(ROWS):
+                for numbers in piece.segment.key_numbers()[piece.rows].split(self.layer.rows_at_once):
                     keys = self.layer.keys_numbered(numbers)
                     yield StoredRows(slice(first, first + len(keys)), keys, None)
                     first += len(keys)

@@ -10,7 +10,7 @@ import xxhash
 from jaxtyping import UInt8
 
 from spotlights.errors import MemoryFormatError
-from spotlights.memory.files import READ_BYTES, claim, read_manifest
+from spotlights.memory.files import READ_BYTES, claim, read_manifest, writable
 from spotlights.memory.format.manifest import FileEntry
 from spotlights.memory.reader import rank_store
 from spotlights.memory.store import Store
@@ -22,7 +22,7 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
     Readers' derived files are not copied.
     """
     first = read_manifest(source)[0]
-    with contextlib.ExitStack() as after:
+    with writable(target), contextlib.ExitStack() as after:
         after.callback(claim(target, overwrite=overwrite))
         for rank in reversed(range(first.ranks)):
             origin, place = rank_store(source, rank), rank_store(target, rank)

@@ -10,18 +10,18 @@ import dataclasses
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import UInt8
+from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
-from spotlights.errors import MemoryExistsError, MemoryFormatError
+from spotlights.errors import MemoryExistsError, MemoryFormatError, SpotlightsError, StoreError
 from spotlights.memory.buffers import PAGE
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import FileEntry, Manifest, SegmentEntry, manifest_content, parse_manifest
@@ -34,6 +34,8 @@ _HEADER_BYTES = 16 << 10
 """Read at once at the beginning of a file: few headers are longer."""
 _SMALL_BYTES, _TOGETHER_BYTES = 64 << 10, 512 << 10
 """Tensors so small are read with their neighbours, so many bytes at a time: a request costs more than the bytes."""
+_PIECE_BYTES = 12 << 10
+"""What can be read in the time that one more call of the system takes."""
 
 
 def read_manifest(store: Store) -> tuple[Manifest, str]:
@@ -68,7 +70,7 @@ def write_tensors(store: Store, name: str, tensors: Blocks, *, new: bool = False
 
 
 def check_size(store: Store, entry: FileEntry, size: int | None = None) -> None:
-    """A mapped file that is shorter than it should be would kill the process when it is read."""
+    """Raises an error if a file does not have the size that the manifest says; `size` if it is known."""
     address = store.describe(entry.file)
     try:
         size = store.size(entry.file) if size is None else size
@@ -102,40 +104,39 @@ def read_layout(store: Store, entry: FileEntry) -> dict[str, TensorPlace]:
         raise MemoryFormatError(f"{store.describe(entry.file)} is not a readable safetensors file: {error}.") from error
 
 
-def map_tensors(
-    store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace] | None = None
-) -> Mapping[str, Tensor]:
-    """All tensors of a file, mapped or, if the store cannot do that, fetched: bytes are read when they are used."""
-    if layout is None:
-        layout = read_layout(store, entry)
-    if not store.maps:
-        return FetchedTensors(store, entry, layout)
-    check_size(store, entry)
-    mapped = store.map(entry.file, entry.bytes)
-    tensors: dict[str, Any] = {name: torch.empty(0, dtype=place.dtype) for name, place in layout.items()}
-    return {name: tensor.set_(mapped, layout[name].start, layout[name].shape) for name, tensor in tensors.items()}
-
-
 _fetching = ThreadPoolExecutor(8, thread_name_prefix="spotlights-fetch")
 
 
-class FetchedTensors(Mapping[str, Tensor]):
-    """The tensors of a file in a store that cannot map: each one is fetched when it is first used, and kept."""
+class FileTensors(Mapping[str, Tensor]):
+    """The tensors of a file. Each one is read when it is first used, and kept."""
 
-    def __init__(self, store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace]) -> None:
-        self._store, self._entry, self._layout = store, entry, layout
-        self._spans = _spans(layout)
+    def __init__(self, store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace] | None = None) -> None:
+        self._store, self._entry = store, entry
+        self._layout = read_layout(store, entry) if layout is None else layout
+        self._spans = _spans(self._layout)
         self._fetched: dict[range, Future[UInt8[np.ndarray, "bytes"]]] = {}
         self._lock = threading.Lock()
+        self.nbytes = 0
+        """What is kept, or will be."""
 
     def fetch(self, name: str) -> Future[UInt8[np.ndarray, "bytes"]]:
-        """Begins to fetch a tensor, if that has not begun yet."""
+        """Begins to read a tensor, if that has not begun yet: in the background, where it takes long."""
         span = self._spans[name]
         with self._lock:
             fetched = self._fetched.get(span)
-            if fetched is None or (fetched.done() and fetched.exception() is not None):
-                fetched = _fetching.submit(self._store.load, self._entry.file, span, self._entry.checksum)
-                self._fetched[span] = fetched
+            if fetched is not None and not (fetched.done() and fetched.exception() is not None):
+                return fetched
+            load = partial(self._store.load, self._entry.file, span, self._entry.checksum)
+            if not self._store.streams:
+                fetched = _fetching.submit(load)
+            else:
+                fetched = Future()
+                try:
+                    fetched.set_result(load())
+                except OSError as error:
+                    fetched.set_exception(error)
+            self._fetched[span] = fetched
+            self.nbytes += len(span)
         return fetched
 
     def __getitem__(self, name: str) -> Tensor:
@@ -144,11 +145,53 @@ class FetchedTensors(Mapping[str, Tensor]):
         if not numbers:
             return torch.empty(place.shape, dtype=place.dtype)
         first = place.start * size - self._spans[name].start
-        try:
+        with self._readable():
             content = torch.from_numpy(self.fetch(name).result())
-        except OSError as error:
-            raise MemoryFormatError(f"{self._store.describe(self._entry.file)} cannot be read: {error}.") from error
         return content[first : first + numbers * size].view(place.dtype).view(place.shape)
+
+    def rows(
+        self, name: str, rows: slice | Int64[Tensor, "rows"], into: Shaped[Tensor, "most ..."]
+    ) -> Shaped[Tensor, "rows ..."]:
+        """Some rows of a tensor, at the beginning of a buffer; nothing is kept.
+
+        Args:
+            name: the tensor.
+            rows: a slice with both ends, or numbers in ascending order, which may come more than once.
+            into: a buffer of the tensor's type, with enough rows of its shape.
+        """
+        place = self._layout[name]
+        entries, size = math.prod(place.shape[1:]), place.dtype.itemsize
+        if isinstance(rows, slice):
+            first, last, count = rows.start, rows.stop, rows.stop - rows.start
+        else:
+            first, last, count = int(rows[0]), int(rows[-1]) + 1, len(rows)
+        if not 0 <= first <= last <= place.shape[0]:
+            file = self._store.describe(self._entry.file)
+            raise MemoryFormatError(f"{file}: {name!r} has {place.shape[0]} rows, and no row {last - 1}.")
+        start, width, among = place.start * size, entries * size, last - first
+        made = into[:count]
+        with self._readable():
+            if isinstance(rows, slice):
+                self._load([start + first * width], among * width, made)
+            elif among * width <= count * (width + _PIECE_BYTES):
+                every = into.new_empty(among, *place.shape[1:])
+                self._load([start + first * width], among * width, every)
+                torch.index_select(every, 0, rows - first, out=made)
+            else:
+                self._load((start + rows * width).tolist(), width, made)
+        return made
+
+    def _load(self, starts: Sequence[int], width: int, into: Shaped[Tensor, "..."]) -> None:
+        room = into.view(-1).numpy().view(np.uint8)
+        self._store.load_pieces(self._entry.file, starts, width, self._entry.checksum, room)
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            check_size(self._store, self._entry)  # says more, if the file is missing or too short
+            raise MemoryFormatError(f"{self._store.describe(self._entry.file)} cannot be read: {error}.") from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._layout
@@ -185,6 +228,31 @@ def checksum_of(store: Store, name: str) -> str:
     return checksum.hexdigest()
 
 
+@contextlib.contextmanager
+def writable(store: Store) -> Iterator[None]:
+    """Raises a StoreError in place of what a system says of a full or read-only disk, or of a name that is too long."""
+    try:
+        yield
+    except SpotlightsError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{store} cannot be written: {error}. Choose another path, or make room there.") from error
+
+
+def check_content(store: Store, entry: FileEntry) -> None:
+    """Raises an error if a file does not have the checksum that the manifest says."""
+    check_size(store, entry)
+    try:
+        checksum = checksum_of(store, entry.file)
+    except OSError as error:
+        raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
+    if checksum != entry.checksum:
+        raise MemoryFormatError(
+            f"{store.describe(entry.file)} has checksum {checksum}, memory.json says {entry.checksum}: its content has "
+            "changed since it was written. Restore it from a copy of the memory."
+        )
+
+
 def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     """Locks a store for a new memory and empties it; returns what releases the lock.
 
@@ -193,7 +261,7 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     """
     try:
         files = list(store.list())
-        is_memory = store.exists(names.MANIFEST)
+        is_memory = store.exists(names.MANIFEST) and _is_manifest(store)
         foreign = None if is_memory else next((name for name in files if not _is_ours(store, name)), None)
     except NotADirectoryError:
         raise MemoryExistsError(f"{store} exists and is not a memory. Choose another path.") from None
@@ -213,8 +281,18 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     return release
 
 
+def _is_manifest(store: Store) -> bool:
+    """Whether Spotlights wrote the manifest, which may be damaged: others may have a memory.json, too."""
+    try:
+        return all(field in store.read(names.MANIFEST) for field in (b'"spotlights"', b'"format"', b'"segments"'))
+    except OSError:
+        return False
+
+
 def _is_ours(store: Store, name: str) -> bool:
     """Whether Spotlights wrote a file: a folder without a manifest may hold somebody else's of the same name."""
+    if name == names.MANIFEST:
+        return False  # not one of ours: those are told by _is_manifest
     if not (names.may_be_of_a_memory(name) and name.endswith(".safetensors")):
         return names.may_be_of_a_memory(name)
     beginning = store.read(name, range(LENGTH_BYTES))
@@ -265,27 +343,28 @@ class Committed:
 
     def cut_segment(self, segment: SegmentEntry, steps: int) -> SegmentEntry:
         """Writes a new segment with those steps of a segment that come before step `steps`."""
-        mapped = map_tensors(self.store, segment)
+        check_content(self.store, segment)  # or damage would get a checksum of its own
+        stored = FileTensors(self.store, segment)
         tensors: dict[str, list[np.ndarray]] = {}
-        for name, tensor in mapped.items():
+        for name, tensor in stored.items():
             if name.startswith(names.LOG):
                 tensors[name] = [tensor[: steps - segment.first_step].numpy()]
             elif name.startswith(names.STATE):
                 tensors[name] = [tensor.numpy()]
         slots = {}
         for layer, entry in self.manifest.layers.items():
-            column: Tensor | None = mapped.get(names.column_tensor(layer, "step"))
+            column: Tensor | None = stored.get(names.column_tensor(layer, "step"))
             slots[layer] = 0 if column is None else int(torch.searchsorted(column, steps))
             # A key that is stored once may belong to slots of any step: all of these keys stay.
             rows = dict.fromkeys(names.SCALES, slots[layer])
             if entry.indexed and slots[layer]:
                 rows[names.KEYS] = segment.keys[layer]
             for what in entry.tokens:
-                tokens = mapped.get(names.layer_tensor(layer, names.TOKENS[what]))
+                tokens = stored.get(names.layer_tensor(layer, names.TOKENS[what]))
                 if tokens is not None:
                     rows[what] = int((tokens[: slots[layer], 0] == names.IN_FULL).sum())
             of_tensor = {names.layer_tensor(layer, name): n for what, n in rows.items() for name in names.SCALES[what]}
-            for name, tensor in mapped.items():
+            for name, tensor in stored.items():
                 if name.startswith(names.layer_tensor(layer, "")):
                     tensors[name] = [tensor[: of_tensor.get(name, slots[layer])].numpy()]
         return self.write_segment(tensors, range(segment.first_step, steps), slots)

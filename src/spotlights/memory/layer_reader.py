@@ -1,7 +1,7 @@
 """One layer of a memory: where its slots lie in the segments, its distinct keys and its columns.
 
-Segments are mapped while they are used. Rows are converted to numbers to compute with some thousand at a time, as
-views of the file if possible.
+Keys and errors are read some rows at a time, into a buffer that the cache of a core holds, and converted there to
+numbers to compute with. The other tensors of a segment are small, and kept once they are read.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError
-from spotlights.memory.files import FetchedTensors, map_tensors, read_layout
+from spotlights.memory.files import FileTensors, read_layout
 from spotlights.memory.format import names
-from spotlights.memory.format.columns import missing
+from spotlights.memory.format.columns import MISSING_STRING, missing
 from spotlights.memory.format.manifest import Manifest, SegmentEntry
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
 from spotlights.sparse_rows import SparseRows
 
-ROWS = 4096
-"""Rows converted at once: few enough for their float32 copy to stay in the cache."""
-_MAPPED_BYTES = 1 << 30
-"""Segments of this size in all stay mapped."""
+ROWS, _FEWEST_ROWS, _ROWS_BYTES = 4096, 64, 2 << 20
+"""Rows that are read at once: at most, at least, and how many bytes they take in between. These stay in the cache."""
+_KEPT_BYTES = 1 << 30
+"""Tensors of this size in all are kept."""
+_TABLE_BYTES = 256 << 20
+"""Distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
 _SEGMENTS_AHEAD = 4
 _ahead = ThreadPoolExecutor(_SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
 
@@ -55,7 +57,7 @@ _buffers = threading.local()
 
 def _buffer(what: str, rows: int, features: int) -> Float[Tensor, "rows features"]:
     """This thread's buffer for decoded rows: allocating a new one would cost more than decoding."""
-    size = ROWS * features
+    size = rows * features
     buffer = getattr(_buffers, what, None)
     if buffer is None or buffer.numel() < size:
         buffer = torch.empty(size, dtype=torch.float32)
@@ -63,43 +65,48 @@ def _buffer(what: str, rows: int, features: int) -> Float[Tensor, "rows features
     return buffer[: rows * features].view(rows, features)
 
 
-class Maps:
-    """The segments that are mapped at the moment; the least recently used one is dropped first.
+class Loaded:
+    """The tensors that are kept at the moment; those of the least recently used segment are dropped first.
 
-    Mapping is cheap, and mapped bytes count as memory of the process, so a scan over a large memory keeps only some
-    segments mapped. From a store that cannot map, a scan has the next segments fetched ahead.
+    From a store where reading takes long, a scan has the next segments fetched ahead.
     """
 
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
         """All of the memory, in their order."""
         self.layouts: dict[Segment, dict[str, TensorPlace]] = {}
-        self._mapped: OrderedDict[Segment, Mapping[str, Tensor]] = OrderedDict()
+        self.in_range: set[tuple[Segment, str]] = set()
+        """The tensors whose numbers were found to be in their range."""
+        self._kept: OrderedDict[Segment, FileTensors] = OrderedDict()
+        self._counted: dict[Segment, int] = {}
+        """The bytes of each."""
         self._bytes = 0
         self._lock = threading.Lock()
         self._last_used: dict[str, int] = {}
         """By name of a tensor: the number of the segment in which it was last used."""
 
-    def of(self, segment: Segment) -> Mapping[str, Tensor]:
+    def of(self, segment: Segment) -> FileTensors:
         layout = segment.layout  # before the lock: other threads need not wait for its bytes
         with self._lock:
-            if segment not in self._mapped:
-                self._mapped[segment] = map_tensors(segment.store, segment.entry, layout)
-                self._bytes += segment.entry.bytes
-                while self._bytes > _MAPPED_BYTES and len(self._mapped) > 1:
-                    self._bytes -= self._mapped.popitem(last=False)[0].entry.bytes
-            self._mapped.move_to_end(segment)
-            return self._mapped[segment]
+            if segment not in self._kept:
+                self._kept[segment] = FileTensors(segment.store, segment.entry, layout)
+            self._kept.move_to_end(segment)
+            tensors = self._kept[segment]
+            self._bytes += tensors.nbytes - self._counted.get(segment, 0)
+            self._counted[segment] = tensors.nbytes
+            while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._bytes -= self._counted.pop(self._kept.popitem(last=False)[0])
+            return tensors
 
     def tensor(self, segment: Segment, name: str) -> Tensor | None:
-        if not segment.store.maps:
+        if not segment.store.streams:
             for following in self._following(segment, name):
                 _ahead.submit(self._fetch, following, name)
         return self.of(segment).get(name)
 
     def _fetch(self, segment: Segment, name: str) -> None:
         tensors = self.of(segment)
-        if isinstance(tensors, FetchedTensors) and name in tensors:
+        if name in tensors:
             tensors.fetch(name)
 
     def _following(self, segment: Segment, name: str) -> Sequence[Segment]:
@@ -118,32 +125,51 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """One segment file, mapped while it is used."""
+    """One segment file."""
 
     store: Store
     entry: SegmentEntry
     manifest: Manifest
     """Of the process that wrote the file."""
-    maps: Maps
+    loaded: Loaded
     recode: Mapping[str, Int64[Tensor, "strings"]]
     """By string column: the numbers of this process' strings in the whole memory; the last is for missing values."""
 
     def tensor(self, name: str) -> Tensor | None:
-        return self.maps.tensor(self, name)
+        return self.loaded.tensor(self, name)
 
     def required(self, name: str) -> Tensor:
         """A tensor that the segment must have."""
+        self._place(name)
         tensor = self.tensor(name)
-        if tensor is None:
-            raise MemoryFormatError(f"{self.store.describe(self.entry.file)} has no {name!r}.")
+        assert tensor is not None
         return tensor
+
+    def rows(
+        self, name: str, rows: slice | Int64[Tensor, "rows"], at_once: int
+    ) -> Iterator[Shaped[Tensor, "rows ..."]]:
+        """Some rows of a tensor that the segment must have, at most `at_once` at a time in one and the same buffer."""
+        place, count = self._place(name), rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if not self.store.streams:
+            yield from self.required(name)[rows].split(at_once)
+            return
+        into = torch.empty(min(at_once, count), *place.shape[1:], dtype=place.dtype)
+        for start in range(0, count, at_once):
+            stop, tensors = min(start + at_once, count), self.loaded.of(self)
+            some = slice(rows.start + start, rows.start + stop) if isinstance(rows, slice) else rows[start:stop]
+            yield tensors.rows(name, some, into)
+
+    def _place(self, name: str) -> TensorPlace:
+        if name not in self.layout:
+            raise MemoryFormatError(f"{self.store.describe(self.entry.file)} has no {name!r}.")
+        return self.layout[name]
 
     @property
     def layout(self) -> dict[str, TensorPlace]:
         """The file's header, checked against the manifest."""
-        if self not in self.maps.layouts:  # no cached_property: that one lets one thread read at a time, in Python 3.11
-            self.maps.layouts[self] = self._read_layout()
-        return self.maps.layouts[self]
+        if self not in self.loaded.layouts:  # no cached_property: one thread would read at a time, in Python 3.11
+            self.loaded.layouts[self] = self._read_layout()
+        return self.loaded.layouts[self]
 
     def _read_layout(self) -> dict[str, TensorPlace]:
         layout = read_layout(self.store, self.entry)
@@ -170,7 +196,51 @@ class Segment:
                         f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(layout[name].shape)}, "
                         f"but memory.json says {expected}."
                     )
+            for name, dtype in self._dtypes(layer).items():
+                if name in layout and layout[name].dtype != dtype:
+                    raise MemoryFormatError(
+                        f"{self.store.describe(self.entry.file)}: {name!r} has numbers of type {layout[name].dtype}, "
+                        f"not {dtype}."
+                    )
+        self._check_log(layout)
         return layout
+
+    def _dtypes(self, layer: str) -> dict[str, torch.dtype]:
+        """The types of a layer's tensors."""
+        storage = storage_named(self.manifest.layers[layer].storage).dtype
+        rows = {names.KEYS: storage, names.ERRORS: storage, names.INDEX: torch.int64}
+        rows |= {names.KEY_SCALE: torch.float32, names.ERROR_SCALE: torch.float32}
+        rows |= dict.fromkeys(names.TOKENS.values(), torch.int64)
+        kinds = {column: entry.kind for column, entry in self.manifest.columns.items()}
+        columns = {c: torch.float64 if kind == "float" else torch.int64 for c, kind in kinds.items()}
+        return {
+            **{names.layer_tensor(layer, what): dtype for what, dtype in rows.items()},
+            **{names.column_tensor(layer, column): dtype for column, dtype in columns.items()},
+        }
+
+    def _check_log(self, layout: Mapping[str, TensorPlace]) -> None:
+        """The step log has a row for each step. (A folded memory has the last step alone.)"""
+        steps = self.entry.end_step - self.entry.first_step if self.manifest.fold is None else 1
+        dimensions = {names.PROBE: 2, names.FACTOR: 1, names.RULE: 2, names.PROBED: 2}
+        for name, place in layout.items():
+            wanted = dimensions.get(name.rpartition("/")[2], len(place.shape))
+            if name.startswith(names.LOG) and (len(place.shape) != max(wanted, 1) or place.shape[0] != steps):
+                raise MemoryFormatError(
+                    f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(place.shape)}, but the file "
+                    f"has {steps} steps."
+                )
+
+    def check_range(self, name: str, values: Shaped[Tensor, "rows"], allowed: range) -> None:
+        """Raises an error if a number of a tensor is none that it can be; each tensor is looked at once."""
+        key = self, name
+        if key in self.loaded.in_range:
+            return
+        if len(values) and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
+            raise MemoryFormatError(
+                f"{self.store.describe(self.entry.file)}: {name!r} has numbers outside {allowed.start} to "
+                f"{allowed.stop - 1}: the file is damaged."
+            )
+        self.loaded.in_range.add(key)
 
 
 @dataclass(frozen=True)
@@ -206,7 +276,7 @@ class SegmentSlots:
         kinds = sum(2**i * self._in_full_before(w)[1][numbers].int() for i, w in enumerate((names.KEYS, names.ERRORS)))
         assert isinstance(kinds, Tensor)
         for run in numbers.tensor_split(kinds.diff().nonzero().flatten() + 1):
-            for some in run.split(ROWS):
+            for some in run.split(self.layer.rows_at_once):
                 before, in_full = self._in_full_before(what)
                 if len(some) and in_full[some[0]]:
                     stored = before[some]
@@ -238,28 +308,35 @@ class SegmentSlots:
         return SparseRows(places, made, width)
 
     def _in_full(self, what: str, rows: slice | Int64[Tensor, "rows"], first: int) -> Iterator[StoredRows]:
-        stored, dtype = self.required(what)[rows], self.layer.storage.compute_dtype
+        dtype, layer = self.layer.storage.compute_dtype, self.layer
         scale = self.tensor(names.KEY_SCALE if what == names.KEYS else names.ERROR_SCALE)
         norms = self.tensor(names.NORMS) if what == names.KEYS else None
         scale, norms = (None if tensor is None else tensor[rows] for tensor in (scale, norms))
-        for start in range(0, len(stored), ROWS):
-            some = slice(start, start + ROWS)
-            numbers = stored[some]
+        start = 0
+        for numbers in self.file.rows(layer.tensors + what, rows, layer.rows_at_once):
+            some, place = slice(start, start + len(numbers)), slice(first + start, first + start + len(numbers))
             if numbers.dtype != dtype:
                 numbers = _buffer(what, *numbers.shape).copy_(numbers)
-            place = slice(first + start, first + start + len(numbers))
             scales = None if scale is None else scale[some]
             yield StoredRows(place, numbers, scales, None if norms is None else norms[some])
+            start += len(numbers)
 
     def column(self, name: str) -> Shaped[Tensor, "slots"]:
         stored = self.file.tensor(self.layer.columns + name)
         if stored is None:
             return missing(self.layer.column_kind(name), self.slots)
+        described, entry = self.file.manifest.columns.get(name), self.file.entry
+        if described is not None and described.kind == "string":
+            self.file.check_range(self.layer.columns + name, stored, range(MISSING_STRING, len(described.strings)))
+        elif name == "step":
+            self.file.check_range(self.layer.columns + name, stored, range(entry.first_step, entry.end_step))
         return self.file.recode[name][stored] if name in self.file.recode else stored
 
     def key_numbers(self) -> Int64[Tensor, "slots"]:
         """The number of each slot's key, if keys are stored once."""
         numbers = self.required(names.INDEX)
+        known = self.first_key + self.file.entry.keys[self.layer.name] - self.numbered_from
+        self.file.check_range(self.layer.tensors + names.INDEX, numbers, range(known))
         return numbers + self.numbered_from if self.numbered_from else numbers
 
 
@@ -274,6 +351,9 @@ class LayerReader:
         self.tensors, self.columns = names.layer_tensor(name, ""), names.column_tensor(name, "")
         """What the names of this layer's tensors and columns begin with."""
         self.storage = storage_named(self.entry.storage)
+        widest = max(self.entry.in_features, self.entry.out_features) * self.storage.dtype.itemsize
+        self.rows_at_once = max(_FEWEST_ROWS, min(ROWS, _ROWS_BYTES // widest))
+        """Rows of keys, and of errors, that are read at once."""
         self.folded = manifest.fold is not None
         """Whether a slot is the sum of all visits of its example."""
         self.column_kind = column_kind
@@ -295,7 +375,8 @@ class LayerReader:
     def key_table(self) -> Iterator[StoredRows]:
         """The distinct keys of an indexed layer, some thousand at a time, placed by their numbers."""
         for segment in self.segments:
-            yield from segment.decoded(names.KEYS, slice(None), segment.first_key)
+            keys = segment.file.entry.keys[self.name]
+            yield from segment.decoded(names.KEYS, slice(0, keys), segment.first_key)
 
     def distinct_tokens(self) -> int:
         """How many tokens occur in keys that are stored as tokens."""
@@ -309,8 +390,12 @@ class LayerReader:
         result = torch.empty(len(numbers), self.entry.in_features, dtype=self.storage.compute_dtype)
         bounds = [*(segment.first_key for segment in self.segments), self.distinct_keys]
         for segment, places, local in self._by_segment(numbers, bounds):
-            rows, scale = segment.required(names.KEYS)[local].to(result.dtype), segment.tensor(names.KEY_SCALE)
-            result[places] = rows if scale is None else rows * scale[local, None]
+            if self.distinct_keys * self.entry.in_features * self.storage.dtype.itemsize <= _TABLE_BYTES:
+                rows = segment.required(names.KEYS)[local]
+            else:
+                rows = next(segment.file.rows(self.tensors + names.KEYS, local, len(local)))
+            scale = segment.tensor(names.KEY_SCALE)
+            result[places] = rows.to(result.dtype) if scale is None else rows.to(result.dtype) * scale[local, None]
         return result
 
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:

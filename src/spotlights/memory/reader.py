@@ -1,4 +1,4 @@
-"""The reader: a memory's files as mapped tensors.
+"""The reader: a memory's files as tensors.
 
 Opening reads the manifest and the sizes of the files; a scan reads the bytes of slots. What is committed never changes,
 so a memory can be read while it is being recorded: the reader sees the steps that were committed when it opened.
@@ -23,21 +23,23 @@ from functools import cached_property
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
-from spotlights.memory.files import check_size, checksum_of, map_tensors, read_manifest, write_tensors
+from spotlights.memory.files import FileTensors, check_content, check_size, read_manifest, write_tensors
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import MISSING_STRING
 from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
-from spotlights.memory.layer_reader import LayerReader, Maps, Segment
+from spotlights.memory.format.tensors import Blocks
+from spotlights.memory.layer_reader import LayerReader, Loaded, Segment
 from spotlights.memory.slots import compare
 from spotlights.memory.store import Store
 
 _TRIES = 5
-_SEGMENTS = "/segments"
-"""No layer can have this name: names of layers are never empty."""
+_SEGMENTS, _CHECKSUM = "/segments", "/checksum"
+"""No layer can have these names: names of layers are never empty."""
 
 KeyMoments = Mapping[str, Float[Tensor, "keys_and_1 *keys_and_1"]]
 """By layer: Σ [k; 1] [k; 1]ᵀ over the slots, or its diagonal, in float64. The last entry is their number."""
@@ -77,10 +79,10 @@ class MemoryReader:
                 break
             self.ranks = _read_ranks(store)
         self.manifest = _joined(self.ranks)
-        maps = Maps()
+        loaded = Loaded()
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
-        self.segments = maps.segments = [
-            Segment(of_rank, entry, own, maps, _recode(own, self.manifest.columns))
+        self.segments = loaded.segments = [
+            Segment(of_rank, entry, own, loaded, _recode(own, self.manifest.columns))
             for of_rank, own in zip(stores, self.ranks, strict=True)
             for entry in own.segments
         ]
@@ -152,11 +154,16 @@ class MemoryReader:
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
-        return map_tensors(self.store, self.manifest.initial)
+        return self._weights(self.manifest.initial)
 
     @cached_property
     def final(self) -> Mapping[str, Tensor] | None:
-        return None if self.manifest.final is None else map_tensors(self.store, self.manifest.final)
+        return None if self.manifest.final is None else self._weights(self.manifest.final)
+
+    def _weights(self, entry: FileEntry) -> Mapping[str, Tensor]:
+        if self.store.streams:  # else a whole file might be fetched for one tensor of it
+            check_content(self.store, entry)
+        return FileTensors(self.store, entry)
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         """Before which steps the optimizer's state is stored, and its names; "weights" is the parameter itself."""
@@ -225,12 +232,10 @@ class MemoryReader:
         """Reads every file and compares it with its checksum; returns a sentence for each file that has changed."""
         sentences = []
         for store, entry in self._files():
-            checksum = checksum_of(store, entry.file)
-            if checksum != entry.checksum:
-                sentences.append(
-                    f"{store.describe(entry.file)} has checksum {checksum}, memory.json says "
-                    f"{entry.checksum}: its content has changed since it was written."
-                )
+            try:
+                check_content(store, entry)
+            except MemoryFormatError as error:
+                sentences.append(str(error))
         return sentences
 
 
@@ -296,8 +301,11 @@ def _recode(manifest: Manifest, columns: dict[str, ColumnEntry]) -> dict[str, Te
 def load_moments(store: Store, manifest: Manifest) -> tuple[KeyMoments, int]:
     """The stored moments, and how many of the memory's segments they cover: none if the file does not fit."""
     try:
-        tensors = dict(map_tensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
+        tensors = dict(FileTensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
+        stated = tensors.pop(_CHECKSUM, torch.empty(0))
     except (OSError, MemoryFormatError):
+        return {}, 0
+    if not torch.equal(stated, torch.from_numpy(_checksum({n: [t.numpy()] for n, t in tensors.items()}))):
         return {}, 0
     covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).tolist()
     kinds = {name: (entry.moments_shape, torch.float64) for name, entry in manifest.layers.items()}
@@ -313,8 +321,19 @@ def save_moments(store: Store, manifest: Manifest, moments: KeyMoments) -> None:
     """Stores the moments of all segments of the manifest; does nothing if the store cannot be written to."""
     tensors = {name: [moment.numpy()] for name, moment in moments.items()}
     tensors[_SEGMENTS] = [_checksums(manifest.segments)]
+    tensors[_CHECKSUM] = [_checksum(tensors)]
     with contextlib.suppress(OSError):
         write_tensors(store, names.MOMENTS, tensors)
+
+
+def _checksum(tensors: Blocks) -> Int64[np.ndarray, "1"]:
+    """Of all tensors of a file that no manifest lists."""
+    checksum = xxhash.xxh3_64()
+    for name in sorted(tensors):
+        checksum.update(name.encode())
+        for block in tensors[name]:
+            checksum.update(np.ascontiguousarray(block).data)
+    return np.array([checksum.intdigest()], np.uint64).view(np.int64)
 
 
 def _checksums(segments: Sequence[SegmentEntry]) -> Int64[np.ndarray, "segments"]:

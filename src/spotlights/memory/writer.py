@@ -26,7 +26,7 @@ from torch import Tensor
 
 from spotlights.errors import ResumeError
 from spotlights.memory.buffers import BufferPool, joined
-from spotlights.memory.files import Committed, claim, map_tensors, read_manifest, write_tensors
+from spotlights.memory.files import Committed, FileTensors, check_content, claim, read_manifest, write_tensors
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import ColumnTable, missing
 from spotlights.memory.format.manifest import LayerEntry, Manifest, SegmentEntry
@@ -123,7 +123,9 @@ class MemoryWriter:
             memory.delete_unlisted()
             writer = cls(memory, ColumnTable(memory.manifest.columns), pool=pool, segment_bytes=segment_bytes)
             for segment in memory.manifest.segments:
-                writer._load(segment, map_tensors(store, segment))
+                if writer._indexes or memory.manifest.fold is not None:
+                    check_content(store, segment)  # what is taken up is written again
+                    writer._load(segment, FileTensors(store, segment))
             after_errors.pop_all()
         return writer
 

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spotlights.errors import SettingError, TooLargeError
+from spotlights.errors import SettingError, TooLargeError, UnsupportedError
 from spotlights.layers import ParameterAdapter
 from spotlights.memory.blocks import Everything, OneOf, as_of, in_blocks
 from spotlights.memory.format.manifest import LayerEntry
@@ -335,7 +335,12 @@ def whitened(
     if not strength > 0:  # no slots, or keys that are all zero: nothing to divide out
         return queries, torch.ones(len(queries), dtype=queries.dtype)
     wide = torch.cat([queries.double(), torch.ones(len(queries), 1, dtype=torch.float64)], dim=1)[:, :size]
-    factor = torch.linalg.cholesky(covariance + strength * torch.eye(size, dtype=torch.float64))
+    factor, failed = torch.linalg.cholesky_ex(covariance + strength * torch.eye(size, dtype=torch.float64))
+    if failed:
+        raise UnsupportedError(
+            "Influence divides by the second moment of a layer's keys, and that of these has no inverse: some keys "
+            "are too large, or not numbers. memory.verify() says whether a file is damaged."
+        )
     solved = torch.cholesky_solve(wide.T, factor).T
     ones = solved[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
     return solved[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)

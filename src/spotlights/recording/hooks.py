@@ -10,6 +10,8 @@ nothing.
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,8 +161,11 @@ class ModuleHooks:
 class Guard:
     """Keeps every error of a hook away from the user's training loop: recording stops instead."""
 
-    def __init__(self, stop: Callable[[Exception], None]) -> None:
-        self._stop = stop
+    def __init__(self, stop: Callable[[Exception], None], tell_forked: Callable[[], None]) -> None:
+        self._stop, self._tell_forked = stop, tell_forked
+        self.forked = False
+        """Whether this process was forked from the one that records, which alone has the writer's thread."""
+        _guards.add(self)
         self.stopped = False
         """Whether recording has stopped. Hooks do nothing then."""
         self.called = False
@@ -168,6 +173,8 @@ class Guard:
 
     def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
+            if self.forked:
+                self._tell_forked()
             if self.stopped:
                 return None
             try:
@@ -187,6 +194,18 @@ class Guard:
             self.called = True
 
         return model.register_forward_pre_hook(_ModelHook(note))
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _stop_in_fork() -> None:
+    for guard in list(_guards):
+        guard.stopped = guard.forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_stop_in_fork)
 
 
 class _ModelHook(Untraced):

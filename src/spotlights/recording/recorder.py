@@ -132,7 +132,7 @@ class Recorder:
         axes = axes_of_modules(self._model)
         for hooks in self._hooks:
             hooks.axes = axes.get(hooks.module)
-        self._guard = Guard(self._on_error)
+        self._guard = Guard(self._on_error, self._warn_forked)
         self._passes = BackwardPasses(
             self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
         )
@@ -176,6 +176,9 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._guard.forked:
+            self._warn_forked()
+            return
         self._guard(self._close_step)()
         self._unhook()
         for handle in self._optimizer_handles:
@@ -204,6 +207,9 @@ class Recorder:
             layer: the layer, or a pattern of names (`"experts.*"`), that these columns are for.
             columns: by name.
         """
+        if self._guard.forked:
+            self._warn_forked()
+            return
         if self._writer is None and "stopped" not in self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         encoded = {name: self._columns.encode(name, values) for name, values in columns.items()}
@@ -222,6 +228,9 @@ class Recorder:
 
         A folded memory writes all of its sums at each flush, and can be resumed from such steps only.
         """
+        if self._guard.forked:
+            self._warn_forked()
+            return
         self._guard(self._close_step)()
         if self._writer is not None:
             self._writer.flush()
@@ -489,6 +498,13 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _warn_forked(self) -> None:
+        self._warn(
+            "forked",
+            f"This process was forked from the one that records {self._start.store}. Only that one goes on recording; "
+            "here, the recorder does nothing.",
+        )
 
     def _warn_stopped(self, failure: BaseException) -> None:
         if "stopped" in self._warned:

@@ -24,7 +24,7 @@ from spotlights._version import __version__
 from spotlights.errors import ResumeError
 from spotlights.layers.adapter import wrappers
 from spotlights.memory.buffers import BufferPool
-from spotlights.memory.files import map_tensors
+from spotlights.memory.files import FileTensors, writable
 from spotlights.memory.folded_writer import FoldedWriter
 from spotlights.memory.format.manifest import FoldEntry, LayerEntry
 from spotlights.memory.format.names import MANIFEST, PROBED, log_tensor, probed_entries, state_tensor
@@ -241,8 +241,10 @@ class Start:
         }
 
     def _open(self, step: int, run: str) -> MemoryWriter:
-        if not step:
-            return self._create(run)
+        with writable(self.store):
+            return self._resume(step) if step else self._create(run)
+
+    def _resume(self, step: int) -> MemoryWriter:
         store = rank_store(self.store, self.processes.rank)
         return self._writer_class.resume(store, step, pool=self.pool, segment_bytes=self.settings.segment_bytes)
 
@@ -300,7 +302,7 @@ def _logged_step(reader: MemoryReader, samples: Samples) -> int | None:
 def _snapshot_step(reader: MemoryReader, samples: Samples) -> int | None:
     for snapshot in reader.manifest.snapshots:
         for log in snapshot.segments[:1]:
-            tensors = map_tensors(reader.store, log)
+            tensors = FileTensors(reader.store, log)
             logged = ((tensors[log_tensor(*name, PROBED)][0], value) for name, value in samples.items())
             if all(torch.equal(entries, value) for entries, value in logged):
                 return snapshot.steps

@@ -7,6 +7,7 @@ column was not given holds the missing value of the column's kind.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,6 +23,9 @@ from spotlights.memory.format.manifest import ColumnEntry
 
 MISSING_INT = torch.iinfo(torch.int64).min
 MISSING_STRING = -1
+MAX_INT, MAX_EXACT = torch.iinfo(torch.int64).max, 1 << 53
+"""The largest integers of columns of integers, and of columns of fractions."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 VISITS, FIRST_STEP, LAST_STEP = "visits", "first_step", "last_step"
 """Columns that a folded memory adds: how many visits a slot sums up, and when they were."""
 RESERVED = (
@@ -88,7 +92,7 @@ class ColumnTable:
         known = self._kinds.get(name)
         if known == "int" and isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() <= 2:
             return values.numpy().copy() if values.is_cpu else values.cpu().numpy()  # as nearly always
-        if isinstance(values, str) and known == "string":
+        if isinstance(values, str) and known == "string" and values.isascii():
             return np.array(self.code(name, values), dtype=np.int64)
         array = _as_array(name, values)
         kind = {"i": "int", "u": "int", "b": "int", "f": "float"}.get(array.dtype.kind, "string")
@@ -113,15 +117,30 @@ def _as_array(name: str, values: Any) -> np.ndarray:
     else:
         try:
             array = np.asarray(values)
+            if array.dtype.kind == "U":  # numpy makes strings of numbers beside strings, and drops zeros at their ends
+                array = np.asarray(values, dtype=object)
+            elif array.dtype.kind == "f" and not isinstance(values, np.ndarray):  # and fractions of large integers
+                given = np.asarray(values, dtype=object).reshape(-1)
+                inexact = [n for n in given if isinstance(n, int) and abs(n) > MAX_EXACT]
+                if inexact:
+                    raise SettingError(f'The column "{name}" has {inexact[0]} among fractions, which cannot hold it.')
         except ValueError as error:
             raise SettingError(f'The column "{name}" is ragged: {error}.') from error
-    if array.dtype.kind not in "iubfUSO" or array.ndim > 2:
+    if array.dtype.kind == "S":
+        raise SettingError(f'The column "{name}" is given bytes. A column holds numbers or strings: decode them first.')
+    if array.dtype.kind not in "iubfO" or array.ndim > 2:
         raise SettingError(
             f'The column "{name}" has type {array.dtype} and shape {array.shape}. A column holds numbers or '
             "strings, one for the whole batch, one per example (B,), or one per position (B, L)."
         )
     if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.reshape(-1)):
         raise SettingError(f'The column "{name}" mixes types. A column holds numbers or strings.')
+    if array.dtype.kind == "O" and any(_SURROGATE.search(text) for text in array.reshape(-1)):
+        raise SettingError(
+            f'The column "{name}" has a string with half a character (a lone surrogate). Repair it first.'
+        )
+    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INT:
+        raise SettingError(f'The column "{name}" has the number {array.max()}; the largest one is {MAX_INT}.')
     return array
 
 

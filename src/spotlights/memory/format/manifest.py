@@ -1,7 +1,8 @@
 """`memory.json`: what a memory holds, and which of its files count.
 
 A segment that the manifest does not list does not exist, whatever lies beside the manifest. A file that the manifest
-lists must be there, with that size and that checksum. Parsing executes nothing and checks every field.
+lists must be there, with that size and that checksum. The manifest ends with a checksum of itself. Parsing executes
+nothing and checks every field.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import accumulate
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import xxhash
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from spotlights.memory.format.sampling import Sample
 from spotlights.memory.format.storage import STORAGES, storage_named
 
 FORMAT = 2
+_CHECKSUM = b',\n "checksum": '
+"""Before the last field of the manifest."""
 _ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
 _MOST_FULL_MOMENTS = 4096
 _MOST_RANKS = 1 << 16
@@ -274,8 +278,13 @@ def manifest_content(manifest: Manifest) -> bytes:
     rest = asdict(replace(manifest, segments=[]))
     del rest["segments"]
     lines = ",\n".join(f"  {segment.line}" for segment in manifest.segments)
-    text = json.dumps(rest, indent=1).removesuffix("\n}") + f',\n "segments": [\n{lines}\n ]\n}}\n'
-    return text.encode()
+    text = json.dumps(rest, indent=1).removesuffix("\n}") + f',\n "segments": [\n{lines}\n ]'
+    return signed(text.encode())
+
+
+def signed(text: bytes) -> bytes:
+    """The text of a manifest up to its last field, completed by a checksum of that text."""
+    return text + _CHECKSUM + f'"{xxhash.xxh3_64_hexdigest(text)}"\n}}\n'.encode()
 
 
 def parse_manifest(content: bytes, address: str) -> Manifest:
@@ -290,6 +299,12 @@ def parse_manifest(content: bytes, address: str) -> Manifest:
         raise MemoryFormatError(
             f"{address} has format {raw['format']!r}; this version of Spotlights reads format {FORMAT}. "
             "Open it with the version that wrote it, or record the run again."
+        )
+    stated = raw.pop("checksum", None)  # memories of earlier versions have none
+    if stated is not None and stated != xxhash.xxh3_64_hexdigest(content.rpartition(_CHECKSUM)[0]):
+        raise MemoryFormatError(
+            f"{address} is damaged: its content does not have the checksum at its end. Restore it from a copy of the "
+            "memory."
         )
     try:
         manifest = _typed(raw, Manifest, "memory.json")
@@ -345,6 +360,14 @@ def _check(manifest: Manifest) -> None:
             need(has_layers, f"{file.file} does not have the layers of the memory")
             fewest = min((*file.slots.values(), *file.keys.values(), *file.errors.values()), default=0)
             need(fewest >= 0, f"{file.file} has a negative number of slots")
+            # Sizes of files are compared before anything is read: no more is ever allocated than is there.
+            steps = file.end_step - file.first_step
+            need(fold is not None or 8 * steps <= file.bytes, f"{file.file} cannot have {steps} steps")
+            for name, count in file.slots.items():
+                layer = manifest.layers[name]
+                row = max(1, layer.in_features) * STORAGES.get(layer.storage, STORAGES["int8"]).dtype.itemsize
+                fits = 8 * count <= file.bytes and file.keys[name] * row <= file.bytes
+                need(fits, f"{file.file} cannot have {count} slots of layer {name!r}")
     step = 0
     for segment in manifest.segments if fold is None else ():
         steps = f"{segment.first_step} to {segment.end_step}"

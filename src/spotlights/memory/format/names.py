@@ -18,7 +18,7 @@ UNFINISHED = ".part"
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 _OF_A_MEMORY = re.compile(
-    rf"(rank\d+/)*(memory\.json|(initial|final|moments|{SEGMENTS}\d{{6}}[^/]*)\.safetensors)(\.[^/]+)?"
+    rf"(rank\d+/)*(memory\.json|(initial|final|moments|{SEGMENTS}\d{{6}}-rank\d+)\.safetensors)(\.[\d-]+)?(\.part)?"
 )
 
 

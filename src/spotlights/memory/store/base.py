@@ -11,19 +11,18 @@ the contract, which runs on every store.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
 
 
 class Store(ABC):
     """The files of one memory. Stores can be pickled and are safe to use from several threads."""
 
-    maps: ClassVar[bool]
-    """Whether files can be mapped."""
+    streams: ClassVar[bool]
+    """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep whole tensors."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -60,7 +59,9 @@ class Store(ABC):
         """A file's bytes, or those in a range of positions; as with slices, what lies beyond the end is left out."""
 
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
-        """The bytes in a range that lies within the file, for tensors to view.
+        """The bytes in a range that must lie within the file, for tensors to view.
+
+        Under a checksum, a file that was changed or replaced since it was first read is an OSError.
 
         Args:
             name: the file.
@@ -72,12 +73,13 @@ class Store(ABC):
             raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
         return np.frombuffer(bytearray(content), dtype=np.uint8)
 
-    @abstractmethod
-    def map(self, name: str, size: int) -> torch.UntypedStorage | None:
-        """A file of this size, mapped, so that tensors view its bytes without a copy; None if this store cannot map.
-
-        Bytes are read when they are used. What is mapped stays readable after the file is deleted or replaced.
-        """
+    def load_pieces(
+        self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
+    ) -> None:
+        """Loads several pieces of `width` bytes each, one behind the other, into a buffer."""
+        for number, start in enumerate(starts):
+            piece = self.load(name, range(start, start + width), checksum)
+            into[number * width : (number + 1) * width] = piece
 
     @abstractmethod
     def write(self, name: str, blocks: Iterable[UInt8[np.ndarray, "bytes"]], *, new: bool = False) -> None:

@@ -24,7 +24,6 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
 
 from spotlights.errors import ResumeError, SettingError, UnsupportedError
@@ -70,7 +69,7 @@ class _Known:
 class BucketStore(Store):
     """The files of a memory as the objects under one address."""
 
-    maps = False
+    streams = False
     address: str
     """`s3://bucket/run.memory`"""
     cache: Cache | None = None
@@ -132,6 +131,7 @@ class BucketStore(Store):
         return bytes(self._range(name, within)) if within else b""
 
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
+        self._key(name)
         key = f"{self.describe(name)} {checksum} {span.start}-{span.stop}"
         cache = self.cache if checksum else None
         cached = None if cache is None else cache.get(key, len(span))
@@ -141,8 +141,9 @@ class BucketStore(Store):
         # One part in this thread: so many threads may wait for their parts that none is left to read them.
         others = [_pool.submit(self._range, name, part) for part in parts[1:]]
         blocks = [self._range(name, part) for part in parts[:1]] + [other.result() for other in others]
-        stored = None if cache is None else cache.put(key, blocks)
-        return np.frombuffer(bytearray().join(blocks), dtype=np.uint8) if stored is None else stored
+        if cache is not None:
+            cache.put(key, blocks)
+        return np.frombuffer(bytearray().join(blocks), dtype=np.uint8)
 
     def _range(self, name: str, span: range) -> Any:
         """The bytes of a range that must lie within the file."""
@@ -155,10 +156,6 @@ class BucketStore(Store):
         if len(content) != len(span):
             raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
         return content
-
-    def map(self, name: str, size: int) -> torch.UntypedStorage | None:
-        self._key(name)
-        return None
 
     def list(self, prefix: str = "") -> Iterator[str]:
         start = len(self._folder) + 1

@@ -39,21 +39,20 @@ class Cache:
         return cls(Path(root).expanduser(), limit) if str(root) and limit > 0 else None
 
     def get(self, key: str, size: int) -> UInt8[np.ndarray, "bytes"] | None:
-        """The bytes that were kept under a key, mapped; None if there are none."""
+        """The bytes that were kept under a key; None if there are none."""
         path = self._path(key)
         try:
-            if os.stat(path).st_size != size:
-                return None
+            content = np.fromfile(path, dtype=np.uint8)
             os.utime(path)  # used now
-            return _mapped(path)
-        except (OSError, ValueError):  # ValueError: it was emptied meanwhile
+            return content if len(content) == size else None
+        except OSError:
             return None
 
-    def put(self, key: str, blocks: Sequence[Any]) -> UInt8[np.ndarray, "bytes"] | None:
-        """Keeps bytes under a key and maps them; None if the directory cannot take them."""
+    def put(self, key: str, blocks: Sequence[Any]) -> None:
+        """Keeps bytes under a key, if the directory can take them."""
         size, path = sum(map(len, blocks)), self._path(key)
         if size > self.limit:
-            return None
+            return
         temporary = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,11 +60,9 @@ class Cache:
                 file.writelines(memoryview(block) for block in blocks)
             os.replace(temporary, path)
             self._make_room(size)
-            return _mapped(path)
-        except (OSError, ValueError):  # a full disk; or deleted by another process
+        except OSError:  # a full disk; or deleted by another process
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            return None
 
     def _path(self, key: str) -> Path:
         return self.root / f"{xxhash.xxh3_128_hexdigest(key.encode())}{_ENDING}"
@@ -94,7 +91,3 @@ class Cache:
 _sizes: dict[Path, int] = {}
 """What each directory held when this process last looked, and what the process has added since."""
 _sizes_lock = threading.Lock()
-
-
-def _mapped(path: Path) -> UInt8[np.ndarray, "bytes"]:
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))

@@ -1,4 +1,9 @@
-"""A directory as a store: mapped files, writes past the page cache, renames as commits."""
+"""A directory as a store: reads that cannot kill the process, writes past the page cache, renames as commits.
+
+Nothing is mapped: a mapped file that another process shortens kills whoever reads it. Bytes are read into memory of our
+own, as quickly as a map would give them (`benchmarks/query.py --mapped`), and a file that is not the one that was first
+read is an error. The process that writes a memory holds the directory by a descriptor, wherever it is moved.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,13 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from jaxtyping import UInt8
 
@@ -32,153 +36,311 @@ except ImportError:  # pragma: no cover - not on Windows
 
 _BUFFER_BYTES = 1 << 20
 _WRITE_BYTES = 8 << 20
+_OPEN_FILES = 64
+"""So many files stay open for reading, and can be read after they are deleted."""
+_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What `flock` says when another process has the lock. Anything else says that this file system has no locks."""
+
+
+class _OpenFile:
+    """A regular file, open for reading."""
+
+    def __init__(self, path: str, at: int | None) -> None:
+        # Opening a pipe would wait for a writer.
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0), dir_fd=at)
+        status = os.fstat(self._file)
+        self.size, self.identity = status.st_size, _identity(status)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # opening failed
+            os.close(self._file)
+
+    def read(self, start: int, into: memoryview) -> int:
+        """Fills a buffer; returns how many bytes there were."""
+        filled = 0
+        while filled < len(into) and (count := os.preadv(self._file, [into[filled:]], start + filled)):
+            filled += count
+        return filled
+
+    def is_as_before(self) -> bool:
+        """Whether nobody has written to the file since it was opened."""
+        return _identity(os.fstat(self._file)) == self.identity
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(eq=False)
+class _Held:
+    """What one process holds of a directory."""
+
+    directory: int | None = None
+    """A descriptor, while this process writes the memory."""
+    files: OrderedDict[str, _OpenFile] = field(default_factory=OrderedDict)
+    identities: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of all files that were read; other content is not read under the same name."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def forget(self, name: str) -> None:
+        with self.lock:
+            self.files.pop(name, None)
+            self.identities.pop(name, None)
+
+
+_locked: dict[int, _Held] = {}
+"""By descriptor. A lock lasts until every copy of its descriptor is closed: a forked process closes its own."""
+
+
+def _close_in_fork() -> None:
+    for descriptor, held in _locked.items():
+        os.close(descriptor)
+        held.directory = -1  # no file is found there any more
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_in_fork)
 
 
 @dataclass(frozen=True)
 class LocalStore(Store):
     """The files of a memory in a directory."""
 
-    maps = True
+    streams = True
     root: Path
+    _held: _Held = field(default_factory=_Held, compare=False, repr=False)
 
     def __str__(self) -> str:
         return str(self.root)
 
-    def at(self, prefix: str) -> LocalStore:
-        return LocalStore(self._path(prefix))
+    def __reduce__(self) -> tuple[type[LocalStore], tuple[Path]]:
+        return LocalStore, (self.root,)
 
-    def _path(self, name: str) -> Path:
+    def at(self, prefix: str) -> LocalStore:
+        self._place(prefix)
+        return LocalStore(self.root / prefix)
+
+    def _place(self, name: str) -> tuple[str, int | None]:
+        """The path of a file, and the descriptor of the directory that the path begins at."""
         if not is_name(name):
             raise ValueError(f"{name!r} is not a name of a file in a memory")
-        return self.root / name
+        at = self._held.directory
+        return (os.path.join(self.root, name), None) if at is None else (name, at)
+
+    # -- reading ---------------------------------------------------------------------------------
 
     def size(self, name: str) -> int:
-        path = self._path(name)
+        path, at = self._place(name)
         try:
-            status = os.stat(path)
+            status = os.stat(path, dir_fd=at)
         except NotADirectoryError as error:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+            raise OSError(errno.EINVAL, "Not a regular file", path)
         return status.st_size
 
     def read(self, name: str, span: range | None = None) -> bytes:
-        self.size(name)  # raises an error if this is no regular file: opening a pipe would wait for ever
-        with open(self._path(name), "rb") as file:
-            if span is None:
-                return file.read()
-            file.seek(span.start)
-            return file.read(len(span))
+        file = self._open(name, "")
+        span = range(file.size) if span is None else range(span.start, max(span.start, min(span.stop, file.size)))
+        content = bytearray(len(span))
+        return bytes(content[: file.read(span.start, memoryview(content))])
 
-    def map(self, name: str, size: int) -> torch.UntypedStorage | None:
-        if self.size(name) < size:  # reading beyond the end would kill the process
-            raise OSError(errno.EINVAL, f"Shorter than {size} bytes", str(self._path(name)))
-        storage: Any = torch.UntypedStorage
-        return storage.from_file(str(self._path(name)), False, size)
+    def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
+        if not 0 <= span.stop <= self._open(name, checksum).size:  # before so much memory is taken
+            raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
+        content = np.empty(len(span), dtype=np.uint8)
+        self.load_pieces(name, [span.start], len(span), checksum, content)
+        return content
+
+    def load_pieces(
+        self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
+    ) -> None:
+        file, room = self._open(name, checksum), into.data
+        filled = (file.read(start, room[n * width : (n + 1) * width]) for n, start in enumerate(starts))
+        if any(count != width for count in filled):
+            raise OSError(f"{self.describe(name)} has fewer than {max(starts) + width:,} bytes")
+        if checksum and not file.is_as_before():
+            raise OSError(f"{self.describe(name)} was changed since the memory was opened. Open it again")
+
+    def _open(self, name: str, checksum: str) -> _OpenFile:
+        """A file; if its content must not change (it has a checksum), the file that was first read under this name."""
+        held = self._held
+        with held.lock:
+            if checksum and name in held.files:
+                held.files.move_to_end(name)
+                return held.files[name]
+        try:
+            file = _OpenFile(*self._place(name))
+        except NotADirectoryError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.describe(name)) from error
+        if checksum:
+            with held.lock:
+                if held.identities.setdefault(name, file.identity) != file.identity:
+                    raise OSError(f"{self.describe(name)} was replaced since the memory was opened. Open it again")
+                file = held.files.setdefault(name, file)
+                while len(held.files) > _OPEN_FILES:
+                    held.files.popitem(last=False)
+        return file
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        folder, _, _ = prefix.rpartition("/")
+        folder, at = prefix.rpartition("/")[0], self._held.directory
+        path = os.path.join("." if at is not None else self.root, folder)
         with contextlib.suppress(FileNotFoundError):
-            yield from (name for name in _files(self.root / folder, folder and f"{folder}/") if name.startswith(prefix))
+            yield from (name for name in _files(path, at, folder and f"{folder}/") if name.startswith(prefix))
+
+    # -- writing ---------------------------------------------------------------------------------
 
     def write(self, name: str, blocks: Iterable[UInt8[np.ndarray, "bytes"]], *, new: bool = False) -> None:
-        path = self._path(name)
-        if new and path.exists():  # nobody makes it meanwhile: writers of new files hold the lock
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        path, at = self._place(name)
+        if new and self.exists(name):  # nobody makes it meanwhile: writers of new files hold the lock
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        folder = os.path.dirname(path) or "."
+        if at is None:
+            os.makedirs(self.root, exist_ok=True)
+        for parent in reversed(Path(name).parents[:-1]):
+            _make_folder(os.path.join(path[: len(path) - len(name)], parent), at)
         # Two readers may derive the same file at the same time.
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}{UNFINISHED}")
-        if not path.parent.exists():
-            os.makedirs(path.parent, exist_ok=True)
-            _sync(path.parent.parent)
-        with _becoming(path, temporary), _DirectFile(temporary) as file:
+        temporary = f"{path}.{os.getpid()}-{threading.get_native_id()}{UNFINISHED}"
+        with _becoming(path, temporary, at), _DirectFile(temporary, at) as file:
             for block in blocks:
                 file.write(block)
+        self._held.forget(name)
+        _sync(folder, at)
 
     def delete(self, name: str) -> None:
-        path = self._path(name)
+        path, at = self._place(name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(path)
+            os.unlink(path, dir_fd=at)
+        self._held.forget(name)
         with contextlib.suppress(OSError):  # not empty, or gone
-            while (path := path.parent) != self.root:
-                os.rmdir(path)
+            for parent in Path(name).parents[:-1]:
+                os.rmdir(os.path.join(path[: len(path) - len(name)], parent), dir_fd=at)
 
     def committed(self) -> tuple[bytes, str]:
         content = self.read(MANIFEST)
         return content, xxhash.xxh3_64_hexdigest(content)
 
     def commit(self, manifest: bytes, expected: str | None) -> str:
-        os.makedirs(self.root, exist_ok=True)
-        temporary = self._path(MANIFEST + UNFINISHED)
-        with open(_open_locked(temporary), "wb") as file, _becoming(self._path(MANIFEST), temporary):
+        if self._held.directory is None:
+            os.makedirs(self.root, exist_ok=True)
+        path, at = self._place(MANIFEST)
+        temporary = path + UNFINISHED
+        with _locked_file(temporary, at) as file, _becoming(path, temporary, at):
             held = self.committed()[1] if self.exists(MANIFEST) else None
             if held != expected:
                 raise ResumeError(
                     f"{self.describe(MANIFEST)} was changed by another process since this one last wrote or read it. "
                     "Let only one run record to a memory."
                 )
-            file.truncate()
-            file.write(manifest)
-            file.flush()
+            os.ftruncate(file, 0)
+            rest = memoryview(manifest)
+            while rest:
+                rest = rest[os.write(file, rest) :]
             os.fsync(file)
+        _sync(os.path.dirname(path) or ".", at)
         return xxhash.xxh3_64_hexdigest(manifest)
 
     def lock(self) -> Callable[[], None]:
         os.makedirs(self.root, exist_ok=True)
         if fcntl is None:  # pragma: no cover
             return lambda: None
-        descriptor = os.open(self.root, os.O_RDONLY)
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             raise ResumeError(
                 f"{self} is being recorded by another process. If that process belongs to the same run, record the "
                 "model as DistributedDataParallel gives it, in all processes."
             ) from None
-        return partial(os.close, descriptor)
+        self._held.directory = descriptor
+        _locked[descriptor] = self._held
+        return partial(_release, descriptor)
+
+
+def _release(descriptor: int) -> None:
+    """Ends a lock; nothing is left to do in a forked process, or the second time."""
+    held = _locked.pop(descriptor, None)
+    if held is not None:
+        held.directory = None
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, operation: int) -> None:
+    """Locks a file; raises an OSError if another process has the lock. Some network file systems have no locks."""
+    assert fcntl is not None
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise
 
 
 @contextlib.contextmanager
-def _becoming(path: Path, temporary: Path) -> Iterator[None]:
+def _becoming(path: str, temporary: str, at: int | None) -> Iterator[None]:
     """What is written to a temporary file becomes the file at a path; after an error, nothing has changed."""
     try:
         yield
-        os.replace(temporary, path)
+        os.replace(temporary, path, src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=at)
         raise
-    _sync(path.parent)
 
 
-def _files(folder: Path, prefix: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(folder / entry.name, f"{prefix}{entry.name}/")
-            else:
-                yield prefix + entry.name
+def _files(path: str, at: int | None, prefix: str) -> Iterator[str]:
+    """The names of all files below a directory; links to directories are not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
+    try:
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(entry.name, descriptor, f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name
+    finally:
+        os.close(descriptor)
 
 
-def _open_locked(path: Path) -> int:
+def _make_folder(path: str, at: int | None) -> None:
+    """Makes a directory within the memory's, unless it is there; a link to somewhere else will not do."""
+    try:
+        os.mkdir(path, dir_fd=at)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    else:
+        _sync(os.path.dirname(path) or ".", at)
+
+
+@contextlib.contextmanager
+def _locked_file(path: str, at: int | None) -> Iterator[int]:
     """A descriptor of the file at a path, which no other process has; the file is made if there is none."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644, dir_fd=at)
+        _locked[file] = _Held()
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), os.stat(path)):
-                    return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)  # another process has renamed it meanwhile
+                _flock(file, fcntl.LOCK_EX)
+            if _is_at(path, at, file):  # else another process has renamed it meanwhile
+                yield file
+                return
+        finally:
+            _release(file)
 
 
-def _sync(directory: Path) -> None:
+def _is_at(path: str, at: int | None, file: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), os.stat(path, dir_fd=at))
+    return False
+
+
+def _sync(directory: str, at: int | None) -> None:
     """A new name survives a power cut once its directory is synced."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(directory, os.O_RDONLY, dir_fd=at)
     try:
         os.fsync(descriptor)
     finally:
@@ -193,12 +355,12 @@ class _DirectFile:
     memory and in the file are written from where they are; others pass through one aligned buffer.
     """
 
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    def __init__(self, path: str, at: int | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         try:
-            self._file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+            self._file = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644, dir_fd=at)
         except OSError:  # a file system without direct access
-            self._file = os.open(path, flags, 0o644)
+            self._file = os.open(path, flags, 0o644, dir_fd=at)
         self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))  # anonymous maps start at a page
         self._address = np.frombuffer(self._buffer, dtype=np.uint8).ctypes.data
         self._filled = 0
