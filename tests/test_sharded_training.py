@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 import spotlights as sl
 from test_processes import RANKS, STEPS, batch, in_all
@@ -67,33 +70,36 @@ def sharded(model: nn.Module, *, mesh: tuple[int, ...] = (RANKS,), **options: An
     return fully_shard(model, mesh=devices, **options)
 
 
-def run(
+def train(
     model: nn.Module,
-    name: str,
+    trainer: torch.optim.Optimizer,
+    recorder: sl.Recorder,
     ranks: list[int],
-    path: Path,
-    optimizer: str,
+    until: int,
     *,
+    name: str = "mlp",
     accumulate: int = 1,
-    stop: int = STEPS,
     dtype: torch.dtype = torch.float64,
-    **options: Any,
 ) -> None:
     """Training on the batches of these ranks, with clipping."""
     inputs, labels = inputs_of(name), examples()[1]
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    for step in range(recorder.step, until):
+        trainer.zero_grad()
+        for part in range(accumulate):
+            ids = torch.cat([batch(step * accumulate + part, rank) for rank in ranks])
+            recorder.batch(example=ids, label=labels[ids])
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(part == accumulate - 1)
+            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        trainer.step()
+
+
+def run(model: nn.Module, name: str, ranks: list[int], path: Path, optimizer: str, **options: Any) -> None:
     trainer = OPTIMIZERS[optimizer](model.parameters())
-    with sl.record(model, trainer, path, **{"segment_bytes": 1500, **options}) as recorder:
-        for step in range(recorder.step, stop):
-            trainer.zero_grad()
-            for part in range(accumulate):
-                ids = torch.cat([batch(step * accumulate + part, rank) for rank in ranks])
-                recorder.batch(example=ids, label=labels[ids])
-                if hasattr(model, "set_requires_gradient_sync"):
-                    model.set_requires_gradient_sync(part == accumulate - 1)
-                F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            trainer.step()
+    with sl.record(model, trainer, path, segment_bytes=1500) as recorder:
+        train(model, trainer, recorder, ranks, STEPS, name=name, **options)
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
@@ -141,31 +147,54 @@ def test_shards_leave_the_memory_of_one_process(tmp_path, name, optimizer, mesh,
     torch.testing.assert_close(ours.values, theirs.values, rtol=EXACT, atol=EXACT)
 
 
-def _interrupted(rank: int, folder: Path, after: int) -> dict[str, Tensor]:
+def _killed(rank: int, folder: Path, at: int, after: int) -> None:
+    """Saves what this process holds at one step, and is killed after another one."""
     model = sharded(network())
-    run(model, "mlp", [rank], folder / "run.memory", "sgd", stop=after)
-    return whole_state(model)
+    trainer = OPTIMIZERS["adamw"](model.parameters())
+    recorder = sl.record(model, trainer, folder / "run.memory", segment_bytes=1500)
+    recorder.__enter__()
+    train(model, trainer, recorder, [rank], at)
+    torch.save([model.state_dict(), trainer.state_dict()], folder / f"checkpoint-{rank}")
+    if rank == 0:
+        torch.save(whole_state(model), folder / "weights")
+    else:
+        whole_state(model)
+    train(model, trainer, recorder, [rank], after)
+    recorder.flush()
+    (folder / f"flushed-{rank}").touch()
+    while not all((folder / f"flushed-{each}").exists() for each in range(RANKS)):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _resumed(rank: int, folder: Path, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    model = network()
+def _resumed(rank: int, folder: Path) -> dict[str, Tensor]:
+    model = sharded(network())
+    trainer = OPTIMIZERS["adamw"](model.parameters())
+    weights, state = torch.load(folder / f"checkpoint-{rank}", weights_only=False)
     model.load_state_dict(weights)
-    run(sharded(model), "mlp", [rank], folder / "run.memory", "sgd", resume=True)
+    trainer.load_state_dict(state)
+    with sl.record(model, trainer, folder / "run.memory", segment_bytes=1500, resume=True) as recorder:
+        assert recorder.step == 4
+        train(model, trainer, recorder, [rank], STEPS)
     return whole_state(model)
 
 
-def test_a_sharded_run_is_resumed_where_its_weights_were(tmp_path):
-    before = in_all(_interrupted, tmp_path, 4)[0]
-    (tmp_path / "group").unlink(missing_ok=True)
-    after = in_all(_resumed, tmp_path, before)[0]
+def test_a_sharded_run_that_was_killed_is_resumed_from_its_checkpoint(tmp_path):
+    with pytest.raises(BrokenProcessPool):
+        in_all(_killed, tmp_path, 4, 5)
     model = network()
-    model.load_state_dict(before)
+    model.load_state_dict(torch.load(tmp_path / "weights"))
     memory = sl.open(tmp_path / "run.memory")
-    assert memory.steps == STEPS
+    assert memory.steps == 5
+    assert memory.verify().ok
     assert memory.as_of(4).verify(model).ok
-    model.load_state_dict(after)
-    # The optimizer began anew (its momentum was not loaded): the memory says so, and nothing else is amiss.
-    assert distance(memory.as_of(4).primal(model).state_dict(), before) <= EXACT
+    (tmp_path / "group").unlink(missing_ok=True)
+    model.load_state_dict(in_all(_resumed, tmp_path)[0])
+    memory = assert_exact(tmp_path / "run.memory", model, inputs_of("mlp")[:4])
+    assert memory.steps == STEPS
+    uninterrupted = network()
+    run(uninterrupted, "mlp", [*range(RANKS)], tmp_path / "one.memory", "adamw")
+    assert distance(model.state_dict(), uninterrupted.state_dict()) <= EXACT
 
 
 def _in_bfloat16(rank: int, folder: Path) -> dict[str, Tensor]:
@@ -198,11 +227,10 @@ def _refusals(rank: int, folder: Path) -> list[str]:
     in_part = network()
     fully_shard(in_part[0], mesh=mesh)
     for model in (by_tensors, in_part):
-        with contextlib.suppress(StopIteration):
-            try:
-                sl.record(model, torch.optim.SGD(model.parameters(), lr=0.1), folder / "no.memory")
-            except sl.UnsupportedError as error:
-                said.append(str(error))
+        try:
+            sl.record(model, torch.optim.SGD(model.parameters(), lr=0.1), folder / "no.memory")
+        except sl.UnsupportedError as error:
+            said.append(str(error))
     return said
 
 

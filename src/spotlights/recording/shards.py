@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spotlights.errors import UnsupportedError
 from spotlights.layers import LinearMap, WeightPart
+from spotlights.layers.adapter import class_of
 from spotlights.torch_internals import version
 
 
@@ -166,7 +167,7 @@ class WholeParameters:
 
 def check_sharded(model: nn.Module) -> None:
     """Refuses DTensors that are not of `fully_shard`, and parameters that it leaves to each process."""
-    sharded = [isinstance_of_fsdp(module) for module in model.modules()]
+    sharded = [class_of(module) is not type(module) for module in model.modules()]
     distributed = {name: is_distributed(parameter) for name, parameter in model.named_parameters()}
     if any(distributed.values()) and not any(sharded):
         raise UnsupportedError(
@@ -178,8 +179,3 @@ def check_sharded(model: nn.Module) -> None:
             f"fully_shard does not manage {', '.join(plain[:4])}{' …' if len(plain) > 4 else ''}: each process trains "
             "these parameters for itself. Call fully_shard on the whole model, too."
         )
-
-
-def isinstance_of_fsdp(module: nn.Module) -> bool:
-    """Whether `fully_shard` was called on a module."""
-    return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
