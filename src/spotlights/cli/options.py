@@ -100,7 +100,11 @@ def _use_engine(context: typer.Context, engine: str | None) -> str | None:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 Memory = Annotated[
-    Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote; or a run of spotlights run or demo.")
+    Path,
+    typer.Argument(
+        metavar="MEMORY",
+        help="The folder or address (s3://…) that sl.record wrote; or a run of spotlights run or demo.",
+    ),
 ]
 Subject = Annotated[
     str | None,

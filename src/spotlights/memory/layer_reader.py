@@ -6,6 +6,7 @@ views of the file if possible.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +95,8 @@ class Maps:
     def tensor(self, segment: Segment, name: str) -> Tensor | None:
         if not segment.store.maps:
             for following in self._following(segment, name):
-                _ahead.submit(self._fetch, following, name)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody needs what comes next
+                    _ahead.submit(self._fetch, following, name)
         return self.of(segment).get(name)
 
     def _fetch(self, segment: Segment, name: str) -> None:
