@@ -8,7 +8,7 @@ STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test fuzz bucket-kills lint docs tables clean chromium pins torture torture-explorer
+.PHONY: help demo test fuzz test-scale bucket-kills lint docs tables clean chromium pins torture torture-explorer
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ chromium:
 	root=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
 	{ $$root apt-get -q update && $$root apt-get -qy install --no-install-recommends chromium; } \
 		|| echo "No Chromium: the tests of the explorer's page will be skipped." >&2
+
+# Ray is not among the packages that the other checks install; azurite comes from npm (npm install -g azurite).
+SCALE := $(addprefix tests/,inside/test_buckets.py inside/test_stores.py inside/test_ray_engine.py test_bucket_commands.py \
+	test_copying.py test_parts.py test_ray.py test_processes.py test_sharded_training.py)
+test-scale: $(STAMPS)/test,ray  ## the tests of buckets, job arrays, Ray and fully_shard, with Ray installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SCALE)
 
 bucket-kills: $(STAMPS)/test  ## kill -9 a process that records to a bucket, 100 times
 	SPOTLIGHTS_BUCKET_KILLS=100 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -k killed tests/inside/test_buckets.py

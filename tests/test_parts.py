@@ -50,6 +50,24 @@ def rows(results: list[Any]) -> list[Any]:
     return [list(result.rows(query)) for result in results for query in range(3)]
 
 
+def everything(memory: sl.Memory, model: torch.nn.Module) -> list[Any]:
+    """The answers to all questions that pass over slots."""
+    answers = [rows(ask(memory, model, measure)) for measure in ("score", "contribution", "influence")]
+    spot = memory.attend(model, examples()[0][:3])
+    masks = memory.masks(model, ["label"])
+    masks.build()
+    layers = list(memory.layers)
+    answers += [
+        list(memory.suspects(5).rows()),
+        rows([spot.history(target=1).totals("label")]),
+        [memory.without(label=1).weights(layer).tolist() for layer in layers],
+        [spot[layer].scores().tolist() for layer in layers],
+        memory.verify(model).ok,
+        len(memory.where(label=1)),
+    ]
+    return answers
+
+
 def assert_close(one: Any, other: Any) -> None:
     """Equal but for rounding: sums may be added up in another order."""
     if isinstance(one, float):

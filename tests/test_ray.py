@@ -14,7 +14,7 @@ import torch
 
 import spotlights as sl
 from spotlights.query import ray_engine
-from test_parts import adam, ask, assert_close, rows
+from test_parts import adam, assert_close, everything, rows
 from training import examples, network, sgd, train
 
 ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'spotlights[ray]')")
@@ -53,11 +53,23 @@ def test_a_cluster_answers_as_threads_do(tmp_path: Path, cluster: str):
         path = tmp_path / make.__name__
         model = record(path, make)
         memory = sl.open(path)
-        for measure in ("score", "contribution", "influence"):
-            expected = rows(ask(sl.open(path), model, measure))
-            assert_close(rows(ask(sl.open(path).on(cluster), model, measure)), expected)
-        assert memory.on("ray").verify(model).ok
-        assert len(memory.on("ray").where(label=1)) == len(memory.where(label=1))
+        assert_close(everything(memory.on(cluster), model), everything(sl.open(path), model))
+
+
+def test_actors_that_keep_what_they_read_answer_as_threads_do_and_are_replaced_when_they_die(
+    tmp_path: Path, cluster: str
+):
+    model = record(tmp_path / "run", sgd)
+    memory = sl.open(tmp_path / "run")
+    expected = everything(memory, model)
+    kept = sl.open(tmp_path / "run").on(cluster, keep=True)
+    assert_close(everything(kept, model), expected)
+    (actors,) = ray_engine._kept.values()
+    ray.kill(actors[0], no_restart=False)  # as if its process had died
+    assert_close(everything(kept, model), expected)
+    for actor in actors:
+        ray.kill(actor)  # they hold the CPUs that other tests need
+    ray_engine._kept.clear()
 
 
 def test_a_memory_that_grows_is_seen_as_it_was_opened(tmp_path: Path, cluster: str):

@@ -56,10 +56,17 @@ def open(path: str | Path, *, cache: str | Path | None = None, cache_bytes: int 
     return Memory(View(reader, as_of(reader, Everything(), reader.steps), reader.steps, engine))
 
 
-def _engine(engine: Engine | str) -> Engine:
+def _engine(engine: Engine | str, *, keep: bool = False) -> Engine:
+    ray = isinstance(engine, str) and (engine == "ray" or ":" in engine)
+    if keep and not ray:
+        raise SettingError('keep=True is for a Ray cluster: memory.on("ray", keep=True).')
     if not isinstance(engine, str):
         return engine
-    return Threads() if engine == "threads" else Ray(None if engine == "ray" else engine)
+    if not ray and engine != "threads":
+        raise SettingError(
+            f"Unknown engine {engine!r}. There are: threads, ray, and addresses such as ray://host:10001."
+        )
+    return Ray(None if engine == "ray" else engine, keep) if ray else Threads()
 
 
 class Memory:
@@ -238,14 +245,16 @@ class Memory:
             attentions = {name: attention for name, attention in attentions.items() if name in layers}
         return Spotlights(attentions, forward.output, Asked(self.view, model, inputs))
 
-    def on(self, engine: Engine | str) -> Memory:
+    def on(self, engine: Engine | str, *, keep: bool = False) -> Memory:
         """The same memory, its questions run by another engine.
 
         Args:
             engine: "threads" for this machine, which is the default; "ray" for the Ray cluster that `ray.init()` finds,
                 or the address of one; `sl.Shard` and `sl.Merged` for the jobs of an array.
+            keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
+                until this process ends.
         """
-        return Memory(replace(self.view, engine=_engine(engine)))
+        return Memory(replace(self.view, engine=_engine(engine, keep=keep)))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.

@@ -1,4 +1,4 @@
-"""A question can be stopped: whoever asks says what to check between two blocks of a pass, and raises to stop it."""
+"""A question can be watched and stopped: whoever asks is told how far a pass is, and says what to check meanwhile."""
 
 from __future__ import annotations
 
@@ -28,3 +28,26 @@ def check() -> None:
     own = CHECK.get()
     if own is not None:
         own()
+
+
+Watch = Callable[[int, int], object]
+"""Is told how many segments of a pass have been read, and of how many."""
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Passes that are asked for inside, by an engine that counts segments, tell how far they are."""
+    before = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(before)
+
+
+def progress(done: int, total: int) -> None:
+    """Tells the one who asks, if they want to know."""
+    watch = _WATCH.get()
+    if watch is not None:
+        watch(done, total)

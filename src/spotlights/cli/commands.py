@@ -53,7 +53,9 @@ def copy(
 
 
 @app.command(epilog="Example:  [bold]spotlights verify runs/demo/demo.memory && echo exact[/]")
-def verify(memory: options.Memory, subject: options.Subject = None, as_json: AsJson = False) -> None:
+def verify(
+    memory: options.Memory, subject: options.Subject = None, engine: options.Engine = None, as_json: AsJson = False
+) -> None:
     """Check that a memory is whole and equals the network it recorded; exit code 1 if not.
 
     With --subject, the network is the subject's; otherwise the weights that the recording left.
@@ -80,6 +82,7 @@ def audit(
     k: Annotated[int, typer.Option("-k", min=1, help="How many suspects.")] = 100,
     where: options.Where = "",
     out: Annotated[Path | None, optional(help="The folder; audit/NAME by default.")] = None,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank the training examples that look mislabelled, also while training runs; writes CSV and HTML."""
@@ -116,6 +119,7 @@ def top(
     without: options.Without = "",
     shard: options.Shard = None,
     out: options.Out = None,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the training examples that an answer is made of."""
@@ -140,6 +144,7 @@ def totals(
     without: options.Without = "",
     shard: options.Shard = None,
     out: options.Out = None,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Add up what the training examples of each group add to an answer."""
@@ -182,6 +187,7 @@ def history(
     plot: Annotated[Path | None, optional(help="Write a picture: the output after every step, by the column.")] = None,
     where: options.Where = "",
     without: options.Without = "",
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how an answer came about in training: an exact sum over all layers and steps. Takes as long as training."""
@@ -226,6 +232,7 @@ def mask(
     ],
     subject: options.Subject = None,
     layers: Annotated[str | None, optional(help="Only in these layers, such as layers.1,layers.2.")] = None,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Show an answer with and without some of the training."""
@@ -251,6 +258,7 @@ def passages(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
     around: Annotated[int | None, optional(min=0, help="Show at most so many tokens on either side.")] = None,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the passages of the training text that a prompt attends to."""
@@ -269,6 +277,7 @@ def explore(
     host: Annotated[str, typer.Option(help="Another address than this machine's own demands a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8733,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Open the explorer: a local web page. Ctrl-C stops it."""
@@ -304,8 +313,9 @@ def _answer(
         if not (number.isdecimal() and count.isdecimal()):
             raise SettingError(f'--shard {shard}: write "3/20" for the third of 20 shares.')
         engine = sl.Shard(int(number), int(count))
-    asked = _ask(Path(about["memory"]), about["query"], subject, about["where"], about["without"], engine)
-    answer = _ANSWERS[about["command"]](asked, **about["settings"])
+    with waiting("Scanning the slots"):
+        asked = _ask(Path(about["memory"]), about["query"], subject, about["where"], about["without"], engine)
+        answer = _ANSWERS[about["command"]](asked, **about["settings"])
     if shard is not None:
         engine.save(out, about)
         typer.echo(out)

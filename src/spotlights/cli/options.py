@@ -4,6 +4,7 @@ Torch and all that needs it are imported inside the commands, so that `spotlight
 """
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from spotlights.errors import SpotlightsError, SpotlightsWarning
+from spotlights.interrupts import watching
 
 
 class Commands(TyperGroup):
@@ -59,9 +61,13 @@ app = typer.Typer(
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
+    """Says what is being waited for; of passes by a Ray cluster, also how many segments are read."""
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    def watch(done: int, total: int) -> None:
+        status.update(f"{what}: {done:,} of {total:,} segments")
+
+    with Console(stderr=True).status(what) as status, watching(watch):
         yield
 
 
@@ -96,9 +102,22 @@ def optional(*names: str, help: str, **limits: Any) -> Any:
     return typer.Option(*names, help=help, show_default=False, **limits)
 
 
+def _use_engine(context: typer.Context, engine: str | None) -> str | None:
+    """For every memory that the command opens."""
+    if engine is not None:
+        before = os.environ.get("SPOTLIGHTS_ENGINE", "")
+        context.call_on_close(lambda: os.environ.update(SPOTLIGHTS_ENGINE=before))
+        os.environ["SPOTLIGHTS_ENGINE"] = engine
+    return engine
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
 Memory = Annotated[
-    Path, typer.Argument(metavar="MEMORY", help="The folder that sl.record wrote; or a run of spotlights run or demo.")
+    Path,
+    typer.Argument(
+        metavar="MEMORY",
+        help="The folder or address (s3://…) that sl.record wrote; or a run of spotlights run or demo.",
+    ),
 ]
 Subject = Annotated[
     str | None,
@@ -121,6 +140,15 @@ Measure = Annotated[
     ),
 ]
 Target = Annotated[int | None, optional(min=0, help="The output, by its number; the largest one by default.")]
+Engine = Annotated[
+    str | None,
+    optional(
+        "--engine",
+        help='Who scans the memory: "threads" of this machine, "ray" or the address of a Ray cluster. By default what '
+        "SPOTLIGHTS_ENGINE says, or threads.",
+        callback=_use_engine,
+    ),
+]
 Shard = Annotated[
     str | None,
     optional(help='Only this share of the memory, such as "3/20", as one job of an array; needs --out.'),

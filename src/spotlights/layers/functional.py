@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, WeightPart
+from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, WeightPart, class_of
 from spotlights.torch_internals import COMPILER, Untraced, base_of
 
 Use = Callable[[Tensor, Tensor, slice], Tensor]
@@ -178,7 +178,7 @@ class FunctionalLinear(FunctionalAdapter):
         self._names = dict(weights)
 
     def handles(self, module: nn.Module) -> bool:
-        return type(module) is self._class
+        return class_of(module) is self._class
 
     def weights(self, module: nn.Module) -> Mapping[str, tuple[nn.Parameter, WeightPart | None]]:
         get = module.get_parameter

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import LayerAdapter
+from spotlights.layers.adapter import LayerAdapter, class_of
 
 
 class LinearAdapter(LayerAdapter):
@@ -25,7 +25,7 @@ class TransposedLinearAdapter(LayerAdapter):
 
     def handles(self, module: nn.Module) -> bool:
         # By name, so that the package need not be installed.
-        cls = type(module)
+        cls = class_of(module)
         return cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils"
 
 

@@ -6,11 +6,12 @@ numbers to compute with. The other tensors of a segment are small, and kept once
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -101,7 +102,8 @@ class Loaded:
     def tensor(self, segment: Segment, name: str) -> Tensor | None:
         if not segment.store.streams:
             for following in self._following(segment, name):
-                _ahead.submit(self._fetch, following, name)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody needs what comes next
+                    _ahead.submit(self._fetch, following, name)
         return self.of(segment).get(name)
 
     def _fetch(self, segment: Segment, name: str) -> None:
@@ -134,6 +136,7 @@ class Segment:
     loaded: Loaded
     recode: Mapping[str, Int64[Tensor, "strings"]]
     """By string column: the numbers of this process' strings in the whole memory; the last is for missing values."""
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def tensor(self, name: str) -> Tensor | None:
         return self.loaded.tensor(self, name)
@@ -167,9 +170,10 @@ class Segment:
     @property
     def layout(self) -> dict[str, TensorPlace]:
         """The file's header, checked against the manifest."""
-        if self not in self.loaded.layouts:  # no cached_property: one thread would read at a time, in Python 3.11
-            self.loaded.layouts[self] = self._read_layout()
-        return self.loaded.layouts[self]
+        with self._reading:  # threads that ask for one header read it once; those of others need not wait
+            if self not in self.loaded.layouts:
+                self.loaded.layouts[self] = self._read_layout()
+            return self.loaded.layouts[self]
 
     def _read_layout(self) -> dict[str, TensorPlace]:
         layout = read_layout(self.store, self.entry)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ from spotlights.memory.format.columns import MISSING_STRING
 from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
 from spotlights.memory.format.tensors import Blocks
 from spotlights.memory.layer_reader import LayerReader, Loaded, Segment
+from spotlights.memory.shards import WholeTensors, whole
 from spotlights.memory.slots import compare
 from spotlights.memory.store import Store
 
@@ -97,9 +99,27 @@ class MemoryReader:
         """Of each layer's keys, once they have been computed or loaded."""
 
     def _files(self) -> Iterator[tuple[Store, FileEntry]]:
-        """The files that are read: of all processes but the first, segments alone."""
-        yield from ((self.store, entry) for entry in self.ranks[0].files)
-        yield from ((segment.store, segment.entry) for segment in self.segments if segment.manifest.rank)
+        """The files that are read: of all processes but the first, segments alone, unless they hold shards."""
+        for own in self.ranks if self._sharded else self.ranks[:1]:
+            yield from ((rank_store(self.store, own.rank), entry) for entry in own.files)
+        if not self._sharded:
+            yield from ((segment.store, segment.entry) for segment in self.segments if segment.manifest.rank)
+
+    @property
+    def _sharded(self) -> bool:
+        return any(entry.shards for entry in self.ranks[0].layers.values())
+
+    def _of_all(self, files: Sequence[FileEntry]) -> Mapping[str, Tensor]:
+        """The tensors of one file of each process, or of the first one alone."""
+        if not self._sharded:
+            return self._weights(self.store, files[0])
+        stores = [rank_store(self.store, own.rank) for own in self.ranks]
+        return WholeTensors(self.ranks, [self._weights(*of_rank) for of_rank in zip(stores, files, strict=True)])
+
+    def _weights(self, store: Store, entry: FileEntry) -> Mapping[str, Tensor]:
+        if store.streams:  # else a whole file might be fetched for one tensor of it
+            check_content(store, entry)
+        return FileTensors(store, entry)
 
     @property
     def address(self) -> str:
@@ -154,33 +174,43 @@ class MemoryReader:
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
-        return self._weights(self.manifest.initial)
+        return self._of_all([own.initial for own in self.ranks])
 
     @cached_property
     def final(self) -> Mapping[str, Tensor] | None:
-        return None if self.manifest.final is None else self._weights(self.manifest.final)
-
-    def _weights(self, entry: FileEntry) -> Mapping[str, Tensor]:
-        if self.store.streams:  # else a whole file might be fetched for one tensor of it
-            check_content(self.store, entry)
-        return FileTensors(self.store, entry)
+        files = [own.final for own in (self.ranks if self._sharded else self.ranks[:1])]
+        return None if None in files else self._of_all([file for file in files if file is not None])
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         """Before which steps the optimizer's state is stored, and its names; "weights" is the parameter itself."""
         start, prefix = f"{layer}/{parameter}/", names.state_tensor(layer, parameter, "")
         states = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
+        writers = self._writers(layer, parameter)
+        found: dict[int, list[set[str]]] = {}
         for segment in self.segments:
             stored = {name.removeprefix(prefix) for name in segment.layout if name.startswith(prefix)}
-            if stored:
-                states[segment.entry.first_step] = stored
-        return states
+            if stored and segment.manifest.rank in writers:
+                found.setdefault(segment.entry.first_step, []).append(stored)
+        complete = {
+            step: set.intersection(*of_ranks) for step, of_ranks in found.items() if len(of_ranks) == len(writers)
+        }
+        return states | {step: stored for step, stored in sorted(complete.items()) if stored}
+
+    def _writers(self, layer: str, parameter: str) -> list[int]:
+        """The processes that write a part of the parameter; the first one alone if it has all of it."""
+        boxes = [own.layers[layer].shards.get(parameter, []) for own in self.ranks]
+        sharded = [r for r, box in enumerate(boxes) if box and all(map(operator.lt, box[::2], box[1::2]))]
+        return sharded or [0]
 
     def state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
         """One tensor of such a checkpoint."""
         if step == 0:
             return self.initial[f"{layer}/{parameter}" + ("" if state == "weights" else f"/{state}")]
-        segment = next(s for s in self.segments if s.entry.first_step == step)
-        return segment.required(names.state_tensor(layer, parameter, state))
+        writers, name = self._writers(layer, parameter), names.state_tensor(layer, parameter, state)
+        segments = [s for s in self.segments if s.entry.first_step == step and s.manifest.rank in writers]
+        if not self.ranks[0].layers[layer].shards:
+            return segments[0].required(name)
+        return whole([s.manifest.layers[layer] for s in segments], parameter, [s.required(name) for s in segments])
 
     def log(self, layer: str) -> StepLog:
         """The log of the steps that all processes of the run have written."""
@@ -197,11 +227,18 @@ class MemoryReader:
             name = names.log_tensor(layer, *what)
             return torch.cat([s.required(name) for s in self.segments if s.manifest.rank == rank])[: self.steps]
 
+        def of_all(*what: str) -> Tensor:
+            """Of a sharded layer, the sum over the processes, each of which has zeros where others have numbers."""
+            sharded = range(manifest.ranks) if entry.shards else range(1)
+            return sum((read(*what, shape=(0,), rank=rank) for rank in sharded[1:]), read(*what, shape=(0,)))
+
         residual, moved = read(names.PROBE, shape=(2,)).unbind(1)
+        for rank in range(1, manifest.ranks if entry.shards else 1):  # each process looks after its own part
+            moved = (moved.long() | read(names.PROBE, shape=(2,), rank=rank)[:, 1].long()).double()
         if manifest.ranks == 1:
             factor = {p: read(p, names.FACTOR) for p in entry.trained}
         else:
-            seen = {p: read(p, names.GRADIENT, shape=(0,)).numpy() for p in entry.trained}
+            seen = {p: of_all(p, names.GRADIENT).numpy() for p in entry.trained}
             explained = {}
             for p in entry.trained:
                 of_ranks = [read(p, names.EXPLAINED, shape=(0,), rank=rank) for rank in range(manifest.ranks)]
@@ -214,7 +251,7 @@ class MemoryReader:
             residual,
             moved,
             rule={p: read(p, names.RULE, shape=(len(manifest.log_fields),)) for p in ruled},
-            probed={p: read(p, names.PROBED, shape=(0,)) for p in entry.trained},
+            probed={p: of_all(p, names.PROBED) for p in entry.trained},
         )
 
     @cached_property

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from spotlights.sparse_rows import SparseRows
 
 UNITS, FEATURES = 16, 16
 """The largest block."""
+_SUMS = 4
+"""Random sums over the units, and over the features, of a gradient that several processes hold in shards."""
 _AT_ONCE = 16384
 """Steps with fewer slots than this in all are compared together: more would not fit into the cache."""
 ROUNDED, ROUNDED_COARSELY = 64.0, 8.0
@@ -97,7 +100,7 @@ class GradientBlock(NamedTuple):
 
     seen: Float[np.ndarray, "units *features"]
     at: tuple[slice, ...] | None
-    """Which units, and which features of one group; None if the whole gradient is zero."""
+    """Which units, and which features of one group; None if the whole gradient is zero; empty for random sums."""
 
 
 @dataclass(slots=True)
@@ -145,7 +148,8 @@ def blocks_of(log: Sequence[LayerStep], entry: LayerEntry) -> tuple[Entries, Ent
     for name in entry.trained:
         columns = entry.weight_columns.get(name)
         features = 1 if columns is None else min(FEATURES, columns.stop - columns.start)
-        shape = len(log), min(UNITS, entry.out_features) * features
+        size = _SUMS * (1 if columns is None else _SUMS) if entry.shards else min(UNITS, entry.out_features) * features
+        shape = len(log), size
         seen[name], explained[name] = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
     done = 0
     for run in runs(log, _alike):
@@ -233,6 +237,8 @@ def is_rounding(step: LayerStep, entry: LayerEntry, difference: Mapping[str, np.
 def explain(steps: Sequence[LayerStep], entry: LayerEntry, *, absolute: bool = False) -> dict[str, np.ndarray]:
     """For each of some steps that are alike: the blocks of `Σ δ⊗k` and `Σ δ`, or of their magnitudes."""
     blocks = steps[0].gradients
+    if entry.shards:
+        return _explain_sums(steps, entry)
     sums = {name: np.zeros((len(steps), *block.seen.shape), block.seen.dtype) for name, block in blocks.items()}
     for call in zip(*(step.rows for step in steps), strict=True):
         of_units, errors = None, torch.empty(0, 0, 0)
@@ -257,6 +263,47 @@ def explain(steps: Sequence[LayerStep], entry: LayerEntry, *, absolute: bool = F
                 keys = _numbers(stored, features)
                 sums[name][:, units] += (errors[..., units].mT @ (keys.abs() if absolute else keys)).numpy()
     return sums
+
+
+@lru_cache(maxsize=64)
+def random_sums(size: int) -> Float[Tensor, "size sums"]:
+    """By how much each entry counts in each of some sums: the same in all processes of a run."""
+    return torch.randn(size, _SUMS, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+
+
+def _explain_sums(steps: Sequence[LayerStep], entry: LayerEntry) -> dict[str, np.ndarray]:
+    """The random sums of `Σ δ⊗k` and `Σ δ` for each step. (The sums of outer products are products of sums.)"""
+    of_groups = (entry.groups, -1)
+    by_unit = random_sums(entry.out_features).unflatten(0, of_groups)
+    summed: dict[str, list[np.ndarray]] = {name: [] for name in steps[0].gradients}
+    for step in steps:
+        sums = {name: np.zeros_like(block.seen) for name, block in step.gradients.items()}
+        for rows in step.rows:
+            errors = _rows(rows.errors, rows.error_scale)
+            keys = _rows(rows.keys, rows.key_scale)
+            dtype = torch.float64 if errors.dtype == torch.float64 else torch.float32
+            dense = (errors if isinstance(errors, Tensor) else errors.dense()).to(dtype)
+            of_errors = torch.einsum("rgo,gos->rgs", dense.unflatten(1, of_groups), by_unit.to(dtype))
+            for name in sums:
+                columns = entry.weight_columns.get(name)
+                if columns is None:
+                    sums[name] += of_errors.sum(dim=(0, 1)).numpy()
+                    continue
+                by_feature = random_sums(columns.stop - columns.start).to(dtype)
+                if isinstance(keys, SparseRows):
+                    of_keys = keys.times(by_feature.T)[:, None]
+                else:
+                    inside = slice(None) if entry.groups > 1 else columns
+                    of_keys = keys[:, inside].to(dtype).unflatten(1, of_groups) @ by_feature
+                sums[name] += torch.einsum("rgs,rgt->st", of_errors, of_keys).numpy()
+        for name, of_step in sums.items():
+            summed[name].append(of_step)
+    return {name: np.stack(of_steps) for name, of_steps in summed.items()}
+
+
+def _rows(stored: Tensor | SparseRows | None, scale: Tensor | None) -> Tensor | SparseRows:
+    assert stored is not None
+    return stored if scale is None or isinstance(stored, SparseRows) else stored.float() * scale[:, None]
 
 
 def _numbers(calls: Sequence[_Stored], columns: slice) -> Float[Tensor, "steps rows columns"]:

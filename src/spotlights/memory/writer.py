@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import operator
 import queue
 import threading
@@ -72,7 +73,7 @@ class MemoryWriter:
         self._indexes = {name: KeyIndex() for name, e in manifest.layers.items() if e.indexed}
         self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
-        self._bytes = 0
+        self._bytes = self._bytes_in_all = 0
         self._bytes_since_checkpoint = self._bytes_since_whole_checkpoint = 0
         self._since = time.monotonic()
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(self.waiting)
@@ -154,6 +155,17 @@ class MemoryWriter:
         """Whether the next step is the first one of a segment: only such a step can bring a checkpoint."""
         return not self._steps
 
+    def aligned(self, step: int, nbytes: int, *, whole: bool = False) -> bool:
+        """Like `wants`, for checkpoints that all processes of a run write before the same steps, without a word.
+
+        A power of two of steps lies between two checkpoints, so that processes whose steps differ in size meet, too.
+        """
+        if not nbytes or not self._bytes_in_all:
+            return False
+        factor = _SLOTS_PER_WHOLE_CHECKPOINT if whole else _SLOTS_PER_CHECKPOINT
+        interval = math.ceil(max(factor * nbytes, self._segment_bytes) * step / self._bytes_in_all)
+        return step % (1 << max(interval - 1, 0).bit_length()) == 0
+
     def wants(self, nbytes: int, *, whole: bool = False) -> bool:
         """Whether a checkpoint of that size is due: checkpoints add at most a quarter to what is written.
 
@@ -175,11 +187,17 @@ class MemoryWriter:
         """Takes the slots of one step. Waits if the disk cannot keep up."""
         self._steps.append(record)
         self._bytes += record.nbytes
+        self._bytes_in_all += record.nbytes
         self._bytes_since_checkpoint = record.nbytes + (0 if record.state else self._bytes_since_checkpoint)
         whole = any(name.endswith(f"/{WEIGHTS}") for name in record.state)
         self._bytes_since_whole_checkpoint = record.nbytes + (0 if whole else self._bytes_since_whole_checkpoint)
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         if self._bytes >= self._segment_bytes or old:
+            self._hand_over()
+
+    def start_segment(self) -> None:
+        """Hands over what has been collected: the next step is the first one of a segment."""
+        if self._steps:
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -304,7 +322,9 @@ class MemoryWriter:
                 self.gap = f'At step {first_step + bad} layer "{layer}" has {what}'
         else:  # the reader compares the gradients with the slots of all processes
             share = np.full(len(log), np.nan)
-            per_parameter = {names.EXPLAINED: explained} | ({names.GRADIENT: seen} if self.manifest.rank == 0 else {})
+            per_parameter = {names.EXPLAINED: explained}
+            if self.manifest.rank == 0 or entry.shards:
+                per_parameter[names.GRADIENT] = seen
         tensors = {names.log_tensor(layer, names.PROBE): np.stack([share, [float(s.moved) for s in log]], axis=1)}
         for what, values in per_parameter.items():
             tensors |= {names.log_tensor(layer, parameter, what): rows for parameter, rows in values.items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
 from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, ParameterCall, adapter_named
-from spotlights.layers.adapter import plainly, tensors_of, unwrapped
+from spotlights.layers.adapter import class_of, plainly, tensors_of, unwrapped
 from spotlights.layers.functional import Use, watch, watch_outside
 from spotlights.memory.format.columns import example_axis
 from spotlights.memory.format.manifest import LayerEntry
@@ -313,7 +313,7 @@ def find_map(model: nn.Module, path: str, entry: LayerEntry) -> tuple[nn.Module,
     if module is None and adapter.handles(model):
         module = model  # recorded as the model itself, which has no name
     if module is None or not adapter.handles(module):
-        known = ", ".join(name for name in modules if name) or type(model).__name__
+        known = ", ".join(name for name in modules if name) or class_of(model).__name__
         raise UnknownNameError(f'The model has no {entry.kind} layer "{path}". It has: {known}.')
     linear = adapter.maps(module).get(entry.map)
     if linear is None:

@@ -81,7 +81,11 @@ class SlotHistory(Measure):
     inputs: Any
     targets: Mapping[str, Target]
     until: int
-    progress: Progress = lambda share: None
+    progress: Progress | None = None
+    """Is told by a sweep in this process; elsewhere there is nobody to tell."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "progress": None}
 
     def bind(self, reader: MemoryReader, layer: str) -> Sweep:
         def blocks(selection: Selection) -> Iterator[tuple[Block, Any]]:
@@ -162,7 +166,8 @@ class _Backwards:
             factors = self._back(move)
             for layer in self._layers:
                 yield from layer.blocks(move, factors, course)
-            self._asked.progress(done / self._until)
+            if self._asked.progress is not None:
+                self._asked.progress(done / self._until)
         for number, adjoints in enumerate(self._adjoints):
             for path, adjoint in zip(self._paths, adjoints, strict=True):
                 if path.first_moment is not None and adjoint.to_moment is not None:

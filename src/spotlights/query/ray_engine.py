@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotlights.errors import SettingError
+from spotlights.interrupts import check, progress
 from spotlights.memory.format.manifest import Manifest
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store import Store
@@ -22,6 +23,10 @@ from spotlights.query.reducers import Reducer
 
 _TASKS_PER_CPU = 4
 """Smaller tasks end at about the same time."""
+_SECONDS = 0.5
+"""Between two looks at how far the tasks are."""
+_FAN_IN = 8
+"""So many results are merged by one task, or by the asking process."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class Ray(Engine):
 
     address: str | None = None
     """As `ray.init` takes it; None for the cluster that the environment names, or a new one on this machine."""
+    keep: bool = False
+    """Whether actors hold the cluster's CPUs until this process ends, each for the same shares in every question, so
+    that what they have read stays with them."""
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         if sum(reader.layers[plan.layer].slots for plan in plans) <= SMALL:
@@ -38,20 +46,27 @@ class Ray(Engine):
         segments = max(len(reader.layers[plan.layer].segments) for plan in plans)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         shares = max(1, min(max(segments, len(reader.layers)), _TASKS_PER_CPU * cpus))
-        task = ray.remote(max_retries=3)(_run_share)
         asked, known = ray.put(tuple(plans)), ray.put((reader.store, tuple(reader.ranks)))
-        waiting = [task.remote(asked, known, number, shares) for number in range(shares)]
-        merged = [tuple(reducer.fresh() for reducer in plan.reducers) for plan in plans]
+        if self.keep:
+            actors = _actors(ray, self.address, cpus)
+            merge = actors[0].merge.remote
+            leaves = [actors[n % len(actors)].run.remote(asked, known, n, shares) for n in range(shares)]
+        else:
+            run, merge = (ray.remote(max_retries=3)(function) for function in (_run_share, _merged))
+            leaves, merge = [run.remote(asked, known, n, shares) for n in range(shares)], merge.remote
+        level = leaves
+        while len(level) > _FAN_IN:  # in order, so that sums round in the same way every time
+            level = [merge(*level[first : first + _FAN_IN]) for first in range(0, len(level), _FAN_IN)]
+        waiting = leaves
         try:
             while waiting:
-                (done,), waiting = ray.wait(waiting, num_returns=1)
-                for reducers, others in zip(merged, ray.get(done), strict=True):
-                    for reducer, other in zip(reducers, others, strict=True):
-                        reducer.merge(other)
-        finally:  # Ctrl-C, or a task that failed
-            for task_left in waiting:
-                ray.cancel(task_left)
-        return merged
+                _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_SECONDS)
+                check()
+                progress(segments * (shares - len(waiting)) // shares, segments)
+            return _merged(*ray.get(level))
+        finally:  # Ctrl-C, a question that nobody waits for, or a task that failed
+            for left in waiting:
+                ray.cancel(left)
 
 
 def _connected(address: str | None) -> Any:
@@ -62,6 +77,38 @@ def _connected(address: str | None) -> Any:
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
     return ray
+
+
+def _actors(ray: Any, address: str | None, count: int) -> list[Any]:
+    """Those of this process; made anew after `ray.shutdown()`."""
+    key = address, ray.get_runtime_context().get_job_id()
+    if key not in _kept:
+        cls = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3, scheduling_strategy="SPREAD")(_Actor)
+        _kept[key] = [cls.remote() for _ in range(count)]
+    return _kept[key]
+
+
+_kept: dict[tuple[str | None, str], list[Any]] = {}
+
+
+class _Actor:
+    """The tasks, in a process that stays."""
+
+    def run(self, *args: Any) -> list[tuple[Reducer, ...]]:
+        return _run_share(*args)
+
+    def merge(self, *results: list[tuple[Reducer, ...]]) -> list[tuple[Reducer, ...]]:
+        return _merged(*results)
+
+
+def _merged(*results: list[tuple[Reducer, ...]]) -> list[tuple[Reducer, ...]]:
+    """The reducers of several shares as one; those of the first stay as they are, as Ray may lend them."""
+    merged = [tuple(reducer.fresh() for reducer in reducers) for reducers in results[0]]
+    for result in results:
+        for reducers, others in zip(merged, result, strict=True):
+            for reducer, other in zip(reducers, others, strict=True):
+                reducer.merge(other)
+    return merged
 
 
 def _run_share(

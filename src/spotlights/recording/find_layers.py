@@ -17,7 +17,7 @@ from torch import nn
 
 from spotlights.errors import SettingError, SpotlightsWarning, UnknownNameError
 from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for, adapter_named
-from spotlights.layers.adapter import own_parameters
+from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
 from spotlights.recording.hooks import ModuleHooks, RecordedMap
@@ -115,7 +115,7 @@ def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int], 
             wanted = id(parameter) in trained and id(parameter) not in seen and not refused
             if wanted and parameter.requires_grad and 0 < parameter.numel() <= limit:
                 seen.add(id(parameter))
-                yield WeightUser(path or type(module).__name__.lower(), module, adapter, name, linear)
+                yield WeightUser(path or class_of(module).__name__.lower(), module, adapter, name, linear)
 
 
 def _find_weights(model: nn.Module, settings: RecordingSettings) -> list[_SharedWeight]:
@@ -130,11 +130,11 @@ def _find_weights(model: nn.Module, settings: RecordingSettings) -> list[_Shared
             watched = any(isinstance(user.adapter, FunctionalAdapter) for user in users)
             if watched and not linear.transposed:
                 continue  # F.linear reports the uses by this module, too
-            users.append(WeightUser(path or type(module).__name__.lower(), module, adapter, name, linear))
+            users.append(WeightUser(path or class_of(module).__name__.lower(), module, adapter, name, linear))
     last_resort = settings.keeps_errors and any(own_parameters(module) for module in model.modules())
     if not weights and not last_resort:
         raise SettingError(
-            f"{type(model).__name__} has no layer that can be recorded. Spotlights records: "
+            f"{class_of(model).__name__} has no layer that can be recorded. Spotlights records: "
             f"{', '.join(sorted(adapter.kind for adapter in ADAPTERS))}. For a layer of your own, see docs/layers.md."
         )
     return list(weights.values())
@@ -222,7 +222,7 @@ def _why(module: nn.Module, parameter: nn.Parameter, settings: RecordingSettings
     refused = next((reason for adapter in ADAPTERS if (reason := adapter.refuses(module))), None)
     if refused is not None:
         return refused
-    unknown = f"no adapter knows how {type(module).__name__} uses it"
+    unknown = f"no adapter knows how {class_of(module).__name__} uses it"
     if not settings.keeps_errors:
         return f"{unknown}, and there are no errors (errors=False, fold=) to record its gradient with"
     return f"{unknown}, and {parameter.numel():,} numbers are more than the {limit:,} that a gradient may have"

@@ -29,6 +29,7 @@ from spotlights.layers.functional import watch, watch_outside
 from spotlights.memory.format.columns import Batch, ColumnTable
 from spotlights.memory.slots import Rows
 from spotlights.recording.layer import RecordedLayer
+from spotlights.recording.shards import WholeParameters
 from spotlights.torch_internals import Untraced
 
 MODULE = "module"
@@ -127,7 +128,10 @@ class ModuleHooks:
                 guarded(name, input, output, rows)
                 return output
 
-            return [watch(adapter.weights(self.module)[name][0], partial(use, name)) for name in self.maps]
+            def watched() -> list[Any]:
+                return [watch(adapter.weights(self.module)[name][0], partial(use, name)) for name in self.maps]
+
+            return self._on_whole_parameters(guard, watched) if self._sharded else watched()
 
         state_before: list[Any] = []
 
@@ -143,7 +147,11 @@ class ModuleHooks:
                 call = adapter.call(module, args, kwargs, output, state_before.pop() if state_before else None)
                 record(call, batch, outputs, self.maps)
 
-        handles: list[Any] = [self.module.register_forward_hook(_ModelHook(guard(after)), with_kwargs=True)]
+        # Before the hook of `fully_shard`, which takes the whole parameters away and may cast the output.
+        hook = _ModelHook(guard(after))
+        handles: list[Any] = [self.module.register_forward_hook(hook, with_kwargs=True, prepend=self._sharded)]
+        if self._sharded:
+            handles += self._on_whole_parameters(guard, list)
         if type(adapter).before is not ModuleAdapter.before:
             handles.append(self.module.register_forward_pre_hook(_ModelHook(guard(before))))
         if adapter.used_outside and not torch_internals.compiled_graphs():  # these would be compiled anew
@@ -156,6 +164,31 @@ class ModuleHooks:
 
             handles.append(watch_outside(self.module, use_outside))
         return [*handles, *adapter.begin()]
+
+    @property
+    def _sharded(self) -> bool:
+        return any(own.layer.shards for own in self.maps.values())
+
+    def _on_whole_parameters(self, guard: Guard, use: Callable[[], list[Any]]) -> list[Any]:
+        """Hooks for a module whose parameters are whole during its calls only. They tell which passes train it."""
+
+        def added(layer: RecordedLayer, parameter: Tensor) -> None:
+            layer.trained_by_pass = True
+
+        def meet() -> list[Any]:
+            linear = self.adapter.maps(self.module)
+            return [
+                *use(),
+                *(
+                    part.parameter.register_post_accumulate_grad_hook(partial(added, own.layer))
+                    for name, own in self.maps.items()
+                    for part in linear[name].parameters.values()
+                    if part.parameter.requires_grad
+                ),
+            ]
+
+        parameters = WholeParameters(self.module, meet)
+        return [self.module.register_forward_pre_hook(_ModelHook(guard(parameters.meet))), parameters]
 
 
 class Guard:
@@ -286,6 +319,7 @@ class BackwardPasses:
         self._running: dict[int, BackwardPass] = {}
         self._held_bytes = self._calls = 0
         self._note_hook, self._end_hook = Untraced(guard(self._note)), Untraced(guard(self._end))
+        self._last_hook = Untraced(guard(partial(self._end, again=False)))
 
     def watch(self, call: ModuleCall, outputs: Sequence[Tensor]) -> None:
         """Notes the gradients of what a module returned, in every backward pass that reaches them."""
@@ -319,7 +353,11 @@ class BackwardPasses:
             with torch.no_grad():
                 running.copy(ended=False)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, *, again: bool = True) -> None:
+        if again and any(layer.shards for layer in self._layers):
+            # `fully_shard` may set gradients in a callback of its own, which may come after this one.
+            torch_internals.at_end_of_pass(partial(self._last_hook, number))
+            return
         running = self._running.pop(number, None)
         self._held_bytes = 0
         if running is not None:

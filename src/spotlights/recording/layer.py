@@ -23,8 +23,9 @@ from spotlights.layers import LinearMap, ModuleAdapter
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
-from spotlights.memory.slots import FEATURES, UNITS, GradientBlock, Rows, plain
+from spotlights.memory.slots import FEATURES, UNITS, GradientBlock, Rows, plain, random_sums
 from spotlights.recording.settings import RecordingSettings
+from spotlights.recording.shards import Shard, local, local_version, shards_of, without_numbers
 from spotlights.sparse_rows import SparseRows
 from spotlights.torch_internals import version
 
@@ -90,14 +91,26 @@ class RecordedLayer:
         if transposed_users or len(biases) > 1:
             self._map = replace(self._map, biases={})
         self.parameters = {name: part.parameter for name, part in self._map.parameters.items()}
-        self._as_is = {n for n, p in self.parameters.items() if _same_view(self._map.kept(n, p.detach()), p)}
+        self.shards = shards_of(self._map, self.name)
+        """By parameter, under `fully_shard`: what this process holds of it."""
+        if self.shards:
+            self._map = without_numbers(self._map)
+        self._as_is = {
+            n
+            for n, p in self.parameters.items()
+            if n not in self.shards and _same_view(self._map.kept(n, p.detach()), p)
+        }
         """Parameters that the memory stores in their own shape."""
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
         self._entries = {name: _ProbedEntries(self, name) for name in self.trained}
         self.called = 0
         """The number of the layer's last call, counted over all layers."""
         self._pending: list[Rows] = []
-        self._probe = Probe(self._map)
+        self._not_reduced: list[Rows] = []
+        """Under `fully_shard`: slots whose gradients are not yet added up over the processes."""
+        self.trained_by_pass = False
+        """Under `fully_shard`: whether the running pass has added to the whole weight's gradient."""
+        self._probe = ShardProbe(self) if self.is_sharded else Probe(self._map)
         self._scales: dict[str, tuple[Tensor, float]] = {}
         """The last scales of keys and errors."""
         self._gradient_version: int | None = None
@@ -130,7 +143,17 @@ class RecordedLayer:
             parts=dict(linear.key_parts),
             turned={user.path: user.adapter.kind for user in self._transposed_users},
             tokens=self._tokens,
+            shards={name: shard.written for name, shard in self.shards.items()} if self.is_sharded else {},
         )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no process holds all of the parameters."""
+        return any(not shard.whole for shard in self.shards.values())
+
+    def writes(self, parameter: str, rank: int) -> bool:
+        """Whether this process writes (its part of) a parameter; the first one does if all have the same."""
+        return self.shards[parameter].first if self.is_sharded else rank == 0
 
     def is_in(self, modules: Mapping[str, nn.Module]) -> bool:
         """Whether a network, given by its modules' names, still has the modules that use the weight."""
@@ -146,6 +169,8 @@ class RecordedLayer:
         """A parameter, or a tensor of its shape, as the memory stores it: a matrix, or (a bias) a vector."""
         if name in self._as_is or tensor.shape != self.parameters[name].shape:
             return tensor
+        if name in self.shards:
+            return self.shards[name].of(tensor)
         return self._map.kept(name, tensor)
 
     # -- a backward pass -------------------------------------------------------------------
@@ -154,8 +179,12 @@ class RecordedLayer:
         self._check_frozen()
         if self.gradient_is_empty():  # the gradient of pending slots has been discarded
             self._pending = []
+        self.trained_by_pass = False
         gradient = self.witness.grad
-        return gradient, None if gradient is None else version(gradient)
+        return gradient, None if gradient is None else self._version(gradient)
+
+    def _version(self, tensor: Shaped[Tensor, "..."]) -> int:
+        return local_version(tensor) if self.shards else version(tensor)
 
     def encode(
         self,
@@ -201,11 +230,18 @@ class RecordedLayer:
     def after_pass(self, before: GradientState, rows: list[Rows]) -> bool:
         """Whether the pass has added to the gradient of the weight. The slots are pending then."""
         gradient = self.witness.grad
-        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was.
-        if gradient is None or (gradient is before[0] and version(gradient) == before[1]):
-            return False
+        if self.shards:
+            if not self.trained_by_pass:
+                return False
+            self._not_reduced += rows
+            rows = self._not_reduced
+        # `torch.autograd.grad`, or a pass for other parameters, leaves the gradient as it was; so does a pass under
+        # `set_requires_gradient_sync(False)`, whose gradient torch keeps elsewhere.
+        if gradient is None or (gradient is before[0] and self._version(gradient) == before[1]):
+            return bool(self.shards)
         self._pending += rows
-        self._gradient_version = version(gradient)
+        self._not_reduced = []
+        self._gradient_version = self._version(gradient)
         return True
 
     def _check_frozen(self) -> None:
@@ -219,7 +255,7 @@ class RecordedLayer:
         gradient = self.witness.grad
         if gradient is None:
             return True
-        return version(gradient) != self._gradient_version and not _any(gradient)
+        return self._version(gradient) != self._gradient_version and not _any(local(gradient))
 
     # -- the step --------------------------------------------------------------------------
 
@@ -235,16 +271,27 @@ class RecordedLayer:
         if not given:
             return [], None
         if self._users[0].adapter.last_resort:
-            pending = [self._gradient_slot(next(iter(given.values())), loss_scale)]
+            pending = self._gradient_slot(next(iter(given.values())), loss_scale)
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
         blocks = self._probe.cut(kept, loss_scale)
         return ([] if blocks is None else pending), blocks
 
-    def _gradient_slot(self, gradient: Float[Tensor, "..."], loss_scale: float) -> Rows:
-        """All of a gradient as one slot, which belongs to no example; what is divided by is part of the optimizer."""
-        error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
+    def _gradient_slot(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
+        """All of a gradient as one slot, which belongs to no example; what is divided by is part of the optimizer.
+
+        Under `fully_shard`, each process has its part of the gradient, and zeros.
+        """
+        if self.is_sharded:
+            ((name, shard),) = self.shards.items()
+            error = local(gradient).new_zeros(1, gradient.numel())
+            error[0, shard.box[0]] = self.as_kept(name, gradient)[:, 0]
+            if not shard.first:
+                return []
+        else:
+            gradient = local(gradient)
+            error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
         error = error if loss_scale == 1.0 else error / loss_scale
-        return self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)
+        return [self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)]
 
     # -- the parameters ----------------------------------------------------------------------
 
@@ -269,7 +316,7 @@ class RecordedLayer:
         return {name: entries.now() for name, entries in self._entries.items()}
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
-        return [(p.data_ptr(), version(p)) for p in self.parameters.values()]
+        return [(local(p).data_ptr(), self._version(p)) for p in self.parameters.values()]
 
 
 def _any(gradient: Shaped[Tensor, "..."]) -> bool:
@@ -291,7 +338,8 @@ class _ProbedEntries:
         self._layer = layer
         self._name = name
         self._parameter = layer.parameters[name]
-        self._slice = probed_entries(layer.as_kept(name, self._parameter).numel())
+        self._shard = layer.shards.get(name)
+        self._slice = probed_entries(self._shard.numel if self._shard else layer.as_kept(name, self._parameter).numel())
         self._view: np.ndarray | None = None
         self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
@@ -299,6 +347,8 @@ class _ProbedEntries:
     def now(self, every: int = 1) -> Shaped[np.ndarray, "sample"]:
         """The entries, or every n-th of them."""
         parameter = self._parameter
+        if self._shard is not None:
+            return self._of_shard(self._shard)[::every]
         if parameter.data_ptr() != self._pointer:
             # Reading a view takes a microsecond. A parameter whose `.data` was replaced gets a new view.
             self._pointer = parameter.data_ptr()
@@ -309,6 +359,20 @@ class _ProbedEntries:
         if self._index is None:
             return self._view[::every].copy()
         return self._view[tuple(places[::every] for places in self._index)]
+
+    def _of_shard(self, shard: Shard) -> Shaped[np.ndarray, "sample"]:
+        """Those entries that this process writes; 0 in the place of others, so that all processes' add up."""
+        if self._index is None:
+            places = np.arange(shard.numel)[self._slice]
+            at = np.unravel_index(places, shard.matrix_shape)
+            inside = [(part.start <= i) & (i < part.stop) for i, part in zip(at, shard.box, strict=True)]
+            self._own = np.logical_and.reduce([*inside, np.full(len(places), shard.first)]).nonzero()[0]
+            self._index = tuple(i[self._own] - part.start for i, part in zip(at, shard.box, strict=True))
+            self._count = len(places)
+        held = plain(shard.of(self._parameter)[tuple(map(torch.from_numpy, self._index))]).numpy()
+        entries = np.zeros(self._count, held.dtype)
+        entries[self._own] = held
+        return entries
 
     def _new_view(self) -> np.ndarray | None:
         parameter = self._parameter.detach()
@@ -406,6 +470,32 @@ class Probe:
         else:
             numbers = gradient[block].to("cpu", self._dtype).numpy().copy()
         return numbers if loss_scale == 1.0 else numbers / numbers.dtype.type(loss_scale)
+
+
+class ShardProbe:
+    """Compares all entries of the gradients at every step, by random sums of them: each process adds up its part.
+
+    A block, as `Probe` has it, would be known to one process alone, which could not tell the others where it lies.
+    """
+
+    def __init__(self, layer: RecordedLayer) -> None:
+        self._shards = layer.shards
+        self._sums = {name: [random_sums(size) for size in shard.matrix_shape] for name, shard in self._shards.items()}
+
+    def cut(self, gradients: Mapping[str, Tensor], loss_scale: float) -> dict[str, GradientBlock] | None:
+        """This process' part of the sums of each gradient, given as its shard of a matrix or vector."""
+        cut = {}
+        for name, gradient in gradients.items():
+            shard = self._shards[name]
+            dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+            weights = [
+                by[part].to(gradient.device, dtype) for by, part in zip(self._sums[name], shard.box, strict=True)
+            ]
+            sums = weights[0].T @ gradient.detach().to(dtype)
+            sums = sums @ weights[1] if len(weights) > 1 else sums
+            numbers = (sums * float(shard.first) / loss_scale).cpu().numpy()
+            cut[name] = GradientBlock(numbers, ())
+        return cut
 
 
 def _blocks(size: int, step: int) -> list[slice]:

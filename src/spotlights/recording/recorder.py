@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from spotlights.recording.hooks import BackwardPasses, Guard
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
 from spotlights.recording.settings import RecordingSettings
+from spotlights.recording.shards import check_sharded
 from spotlights.recording.start import Checkpoints, Processes, Start
 from spotlights.recording.statistics import RunningStatistics
 from spotlights.torch_internals import Untraced, compiled_graphs, running_steps
@@ -112,6 +114,7 @@ class Recorder:
         self.step = 0
         """The number of optimizer steps in the memory."""
         self._model = unwrapped(model)
+        check_sharded(self._model)
         self._processes = Processes.of(model)
         if settings.fold is not None and self._processes.count > 1:
             raise SettingError("fold= does not work in several processes. Record without it.")
@@ -122,6 +125,7 @@ class Recorder:
         self._sample = settings.sampling
         self._pool = BufferPool(max_bytes=4 * settings.segment_bytes)
         self._layers, self._hooks = find_layers(self._model, self._optimizers, settings, pool=self._pool)
+        self._sharded = any(layer.is_sharded for layer in self._layers.values())
         self._checkpoints = Checkpoints(self._layers, self._optimizers)
         self._changes = Changes(self._model, self._optimizers, self._layers)
         kept = self._processes.rank == 0 and settings.fold is None
@@ -186,7 +190,7 @@ class Recorder:
         self._optimizer_handles.clear()
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            final = {} if self._processes.rank else self._checkpoints.copy()
+            final = self._checkpoints.copy(self._processes.rank)
             writer.close(final, interrupted=kind is not None)
             if kind is None:
                 self._processes.wait_for_all()  # so that any process may open the whole memory after the block
@@ -338,7 +342,7 @@ class Recorder:
             self._changes.accept()
             for layer in self._layers.values():
                 layer.settle()
-            if not self._processes.rank:
+            if not self._processes.rank or self._sharded:
                 self._writer.replace_initial(self._start.initial())
 
     def _report_without_slots(self, layer: RecordedLayer) -> None:
@@ -418,11 +422,16 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of the optimizer's state, if one is due."""
         assert self._writer is not None
-        if not self.step or self._processes.rank or not self._writer.starts_segment:
-            return {}
-        if self._sample or not self._keeps_errors:
+        if self._sample or not self._keeps_errors or not self.step:
             return {}  # neither P nor weights can be recomputed
-        return self._checkpoints.before_step(self._writer.wants)
+        if self._sharded:
+            state = self._checkpoints.before_step(self._processes.rank, partial(self._writer.aligned, self.step))
+            if state:
+                self._writer.start_segment()
+            return state
+        if self._processes.rank or not self._writer.starts_segment:
+            return {}
+        return self._checkpoints.before_step(0, self._writer.wants)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_nested(optimizer):

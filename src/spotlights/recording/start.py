@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spotlights._version import __version__
-from spotlights.errors import ResumeError
+from spotlights.errors import ResumeError, UnsupportedError
 from spotlights.layers.adapter import wrappers
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.files import FileTensors, writable
@@ -37,6 +37,7 @@ from spotlights.recording.find_layers import Coverage
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
 from spotlights.recording.settings import RecordingSettings
+from spotlights.recording.shards import is_distributed
 from spotlights.recording.statistics import RunningStatistics
 
 T = TypeVar("T")
@@ -54,7 +55,15 @@ class Processes:
 
     @classmethod
     def of(cls, model: nn.Module) -> Processes:
-        """The processes of a DistributedDataParallel model; any other model has this process alone."""
+        """The processes of a model under DistributedDataParallel or `fully_shard`; others have this process alone."""
+        mesh: Any = next((getattr(p, "device_mesh", None) for p in model.parameters() if is_distributed(p)), None)
+        if mesh is not None:
+            if mesh.size() != dist.get_world_size() and mesh.ndim > 1:
+                raise UnsupportedError(
+                    "A model under fully_shard is recorded if its mesh has all processes of the run."
+                )
+            group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
+            return cls(dist.get_rank(group), mesh.size(), group)
         for wrapper in wrappers(model):
             if isinstance(wrapper, DistributedDataParallel):
                 group = wrapper.process_group
@@ -76,6 +85,12 @@ class Processes:
         if error is not None:
             raise error
         return result
+
+    def sum(self, samples: Samples) -> Samples:
+        """On rank 0, the sums of what the processes have."""
+        of_ranks: list[Any] = [None] * self.count
+        dist.all_gather_object(of_ranks, samples, group=self.group)
+        return {name: torch.stack([own[name] for own in of_ranks]).sum(dim=0) for name in samples}
 
     def wait_for_all(self) -> None:
         if self.count > 1:
@@ -102,11 +117,13 @@ class Checkpoints:
         first = self.optimizers.rules[0].name
         return {p: rule.name for p, rule in self.rules[layer].items() if rule.name != first}
 
-    def copy(self, *, states: bool = False) -> dict[str, Tensor]:
-        """The parameters as they are now, and the state that the optimizer has of them."""
+    def copy(self, rank: int, *, states: bool = False) -> dict[str, Tensor]:
+        """The parameters as they are now, and the state that the optimizer has of them: what this process writes."""
         copies = {}
         for layer in self.layers.values():
             for name, parameter in layer.parameters.items():
+                if not layer.writes(name, rank):
+                    continue
                 held, rule = self.optimizers.state_of(parameter), self.rules[layer.name].get(name)
                 wanted = rule.states if states and rule is not None else ()
                 of_states = {f"/{state}": held[state] for state in wanted if held.get(state) is not None}
@@ -115,10 +132,11 @@ class Checkpoints:
                     copies[f"{layer.name}/{name}{suffix}"] = _copy(layer.as_kept(name, tensor.detach()))
         return copies
 
-    def before_step(self, wanted: Callable[..., bool]) -> dict[str, Tensor]:
+    def before_step(self, rank: int, wanted: Callable[..., bool]) -> dict[str, Tensor]:
         """The part of the optimizer's state from which the rules can replay the next step and later ones; or all of it.
 
         Args:
+            rank: the number of this process.
             wanted: whether a checkpoint of so many bytes is due (`MemoryWriter.wants`); otherwise nothing is returned.
         """
         needed: dict[str, Tensor] = {}
@@ -128,6 +146,8 @@ class Checkpoints:
             layer = self.layers[name]
             for parameter_name, rule in rules.items():
                 parameter = layer.parameters[parameter_name]
+                if not layer.writes(parameter_name, rank):
+                    continue
                 held = self.optimizers.state_of(parameter)
                 state = {**held, WEIGHTS: parameter.detach()}
                 for key in (WEIGHTS, *rule.states):
@@ -173,17 +193,27 @@ class Start:
             step: at which the memory is; 0 for a new memory, or if that is still to be found out.
         """
         own_writer: list[MemoryWriter] = []
+        samples = self._samples()
+        if self.settings.resume and any(layer.is_sharded for layer in self.checkpoints.layers.values()):
+            samples = self.processes.sum(samples)
 
         def decide() -> tuple[int, str]:
             """On rank 0, whose writer must exist before the others."""
-            first = self._matching_step() if self.settings.resume and self.store.exists(MANIFEST) else step
+            first = self._matching_step(samples) if self.settings.resume and self.store.exists(MANIFEST) else step
             own_writer.append(self._open(first, uuid.uuid4().hex if self.processes.count > 1 else ""))
             return first, own_writer[0].manifest.run
 
         first, run = self.processes.agree(decide)
         return first, own_writer[0] if own_writer else self._open(first, run)
 
-    def _matching_step(self) -> int:
+    def _samples(self) -> Samples:
+        return {
+            (name, parameter): torch.from_numpy(entries)
+            for name, layer in self.checkpoints.layers.items()
+            for parameter, entries in layer.samples().items()
+        }
+
+    def _matching_step(self, samples: Samples) -> int:
         """The latest step of the memory whose weights the model holds; 0 if it holds the initial weights."""
         reader, ours = MemoryReader(self.store), self._description()
         path, manifest = reader.address, reader.manifest
@@ -200,11 +230,6 @@ class Start:
             )
         if manifest.ranks != ours["ranks"]:
             raise ResumeError(f"{path} was recorded in {manifest.ranks} processes; this run has {ours['ranks']}.")
-        samples = {
-            (name, parameter): torch.from_numpy(entries)
-            for name, layer in self.checkpoints.layers.items()
-            for parameter, entries in layer.samples().items()
-        }
         step = _logged_step(reader, samples) if manifest.fold is None else _snapshot_step(reader, samples)
         if step is not None:
             return step
@@ -224,7 +249,7 @@ class Start:
 
     def initial(self) -> dict[str, Tensor]:
         """What the memory has of the network and the optimizers before the first step."""
-        return {**self.checkpoints.copy(states=True), **self.statistics.initial()}
+        return {**self.checkpoints.copy(self.processes.rank, states=True), **self.statistics.initial()}
 
     def _description(self) -> dict[str, Any]:
         """The fields of the manifest in which a resumed memory must agree with this recording."""
@@ -277,7 +302,7 @@ class Start:
         return self._writer_class.create(
             rank_store(self.store, rank),
             manifest,
-            self.initial() if rank == 0 else {},
+            self.initial(),
             pool=self.pool,
             overwrite=settings.overwrite or settings.resume or rank > 0,
             segment_bytes=settings.segment_bytes,

@@ -79,6 +79,9 @@ class LayerEntry:
     """The type of the layer's arithmetic, if that is coarser than `dtype` (autocast)."""
     tokens: list[str] = field(default_factory=list)
     """"keys" (of an embedding) or "errors" (of an embedding tied to this layer): stored as token numbers."""
+    shards: dict[str, list[int]] = field(default_factory=dict)
+    """Of a run under `fully_shard`, by parameter: the rows that this process writes, from … to; for the columns of a
+    matrix, two more numbers. Empty lists: another process writes them."""
 
     @property
     def moments_shape(self) -> tuple[int, ...]:
@@ -94,6 +97,11 @@ class LayerEntry:
     @cached_property
     def bias_names(self) -> list[str]:
         return self.biases or (["bias"] if self.bias else [])
+
+    def shape_of(self, parameter: str) -> tuple[int, ...]:
+        """The shape of a parameter in the memory."""
+        columns = self.weight_columns.get(parameter)
+        return (self.out_features,) if columns is None else (self.out_features, columns.stop - columns.start)
 
     def split(
         self, weight: Shaped[Tensor, "out_features in_group"], biases: Shaped[Tensor, "biases out_features"]
@@ -391,5 +399,10 @@ def _check(manifest: Manifest) -> None:
         plain = groups == 1 and not layer.parts and not layer.indexed
         known = {"keys", "errors"} >= set(layer.tokens)
         need(known and (plain or not layer.tokens), f"layer {name!r} cannot have tokens as {layer.tokens}")
+        for parameter, box in layer.shards.items():
+            shape, ends = layer.shape_of(parameter), list(zip(box[::2], box[1::2], strict=False))
+            whole = not box or (len(box) == 2 * len(shape))
+            inside = all(0 <= start <= stop <= size for (start, stop), size in zip(ends, shape, strict=False))
+            need(whole and inside, f"layer {name!r} has the shard {box} of {parameter!r}, which has the shape {shape}")
     for name, column in manifest.columns.items():
         need(column.kind in ("int", "float", "string"), f"column {name!r} has the unknown kind {column.kind!r}")
