@@ -127,6 +127,8 @@ class Segment:
     maps: Maps
     recode: Mapping[str, Int64[Tensor, "strings"]]
     """By string column: the numbers of this process' strings in the whole memory; the last is for missing values."""
+    shift: int = 0
+    """The file counts its steps from this one on."""
 
     def tensor(self, name: str) -> Tensor | None:
         return self.maps.tensor(self, name)
@@ -184,7 +186,7 @@ class SegmentSlots:
     slots: int
     first_key: int
     numbered_from: int = 0
-    """Each rank numbers its keys from 0 on: the number that its key 0 has in the memory."""
+    """Each rank, and each stretch of a recipe, numbers its keys from 0 on: the number of its key 0 in the memory."""
 
     def tensor(self, what: str) -> Tensor | None:
         return self.file.tensor(self.layer.tensors + what)
@@ -255,6 +257,8 @@ class SegmentSlots:
         stored = self.file.tensor(self.layer.columns + name)
         if stored is None:
             return missing(self.layer.column_kind(name), self.slots)
+        if name == "step" and self.file.shift:
+            return stored + self.file.shift
         return self.file.recode[name][stored] if name in self.file.recode else stored
 
     def key_numbers(self) -> Int64[Tensor, "slots"]:
@@ -282,9 +286,9 @@ class LayerReader:
         """What one question has computed about this layer and another one may need too."""
         self.segments: list[SegmentSlots] = []
         self.slots = self.distinct_keys = 0
-        first_key: dict[int, int] = {}
+        first_key: dict[tuple[int, int], int] = {}
         for segment in segments:
-            numbered_from = first_key.setdefault(segment.manifest.rank, self.distinct_keys)
+            numbered_from = first_key.setdefault((segment.manifest.rank, segment.shift), self.distinct_keys)
             slots = segment.entry.slots[name]
             if slots:
                 place = SegmentSlots(self, segment, self.slots, slots, self.distinct_keys, numbered_from)

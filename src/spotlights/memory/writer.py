@@ -30,6 +30,7 @@ from spotlights.memory.files import Committed, claim, map_tensors, read_manifest
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import ColumnTable, missing
 from spotlights.memory.format.manifest import LayerEntry, Manifest, SegmentEntry
+from spotlights.memory.format.recipe import recipe_tensors
 from spotlights.memory.slots import (
     MOVED_CAUSES,
     NOT_EXPLAINED,
@@ -180,6 +181,11 @@ class MemoryWriter:
         if self._bytes >= self._segment_bytes or old:
             self._hand_over()
 
+    def start_segment(self) -> None:
+        """The next step will be the first one of a segment."""
+        if self._steps:
+            self._hand_over()
+
     def _hand_over(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="spotlights-writer", daemon=True)
@@ -232,6 +238,7 @@ class MemoryWriter:
         for name in steps[0].statistics:
             rows = [record.statistics[name] for record in steps]
             tensors[names.LOG + names.STATISTICS + name] = [np.stack(rows)]
+        tensors |= recipe_tensors([record.recipe for record in steps if record.recipe is not None])
         layers, slots = {}, {}
         known = self.manifest.layers
         for layer, entry in {name: known[name] for name in (*self.order, *known)}.items():
