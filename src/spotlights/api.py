@@ -39,7 +39,8 @@ from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
-from spotlights.recording.recompute import Loss, Recomputation, Source
+from spotlights.recording.recompute import Recomputation
+from spotlights.recording.rerun import Loss, Source
 from spotlights.results import ExampleVisits, Label, Suspects
 from spotlights.verification import Verification, verify
 
@@ -138,6 +139,14 @@ class Memory:
         return self.view.reader.manifest.sample is not None
 
     @property
+    def recomputed(self) -> float | None:
+        """Of slots computed again from a recipe: how far weights were off at a checkpoint, relative to them, at most.
+
+        0 if all were the same bit for bit; None if the slots were recorded.
+        """
+        return self.view.reader.manifest.recomputed
+
+    @property
     def has_errors(self) -> bool:
         """Whether errors were recorded; without them there are scores only."""
         return self.view.reader.manifest.errors
@@ -188,7 +197,7 @@ class Memory:
     @property
     def info(self) -> MemoryInfo:
         """What the memory is, as a table."""
-        return MemoryInfo(self.view)
+        return MemoryInfo(self._known if "view" not in self.__dict__ else self.view)
 
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)

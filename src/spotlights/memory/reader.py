@@ -182,6 +182,9 @@ class MemoryReader:
                 "its loss: sl.open(path, model=model, recompute=loss), where loss(model, ids) is the loss of a batch."
             )
 
+    def need_files(self) -> None:
+        """Refuses what other machines do, where they cannot open the slots by this memory's address."""
+
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
         return map_tensors(self.store, self.manifest.initial)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spotlights.errors import UnsupportedError
 from spotlights.memory.files import map_tensors, read_manifest
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import Manifest
@@ -90,7 +91,7 @@ def _segment_bytes(path: Path) -> int:
 
 
 def finished(store: Store, steps: int) -> Manifest | None:
-    """The manifest of a stretch of so many steps that has been computed, whether its segments are still there or not."""
+    """The manifest of a stretch of so many steps that has been computed; its segments may be gone."""
     if not store.exists(names.MANIFEST):
         return None
     manifest = read_manifest(store)[0]
@@ -131,6 +132,12 @@ class StretchReader(MemoryReader):
     def _initial_of(self, part: Part) -> Mapping[str, Tensor]:
         return map_tensors(part.store, part.manifest.initial)
 
+    def need_files(self) -> None:
+        raise UnsupportedError(
+            f"The slots of {self.address} are computed on this machine, where a cluster does not find them. Make the "
+            "full memory first: memory.materialise(path)."
+        )
+
     def damaged(self) -> list[str]:
         return self._recipe.damaged()
 
@@ -149,8 +156,8 @@ class StretchReader(MemoryReader):
 
     def log(self, layer: str) -> StepLog:
         """Where a stretch did not end with the weights of the next checkpoint, these were changed by nobody's slots."""
-        log = super().log(layer)
+        log, recorded = super().log(layer), self._recipe.log(layer)
         for before, part in zip(self._parts, self._parts[1:], strict=False):
-            if before.manifest.recomputed:
-                log.moved[part.shift] = float(int(log.moved[part.shift]) | 1)
+            again = 1 if before.manifest.recomputed else 0
+            log.moved[part.shift] = float(int(log.moved[part.shift]) | int(recorded.moved[part.shift]) | again)
         return log

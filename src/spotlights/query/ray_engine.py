@@ -32,6 +32,7 @@ class Ray(Engine):
     """As `ray.init` takes it; None for the cluster that the environment names, or a new one on this machine."""
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
+        reader.need_files()
         if sum(reader.layers[plan.layer].slots for plan in plans) <= SMALL:
             return Threads().run(plans, reader)
         ray = _connected(self.address)

@@ -1,13 +1,14 @@
 """What a recording keeps in place of slots, with `keep="recipe"`: batches, gradients' entries, options, checkpoints.
 
-No module has a hook. A hook on each trained parameter notices that a backward pass has begun, and whether gradients were
-empty before: a step is made of the batches whose passes have come since.
+No module has a hook. A hook on each trained parameter notices that a backward pass has begun, and whether gradients
+were empty before: a step is made of the batches whose passes have come since.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,14 @@ from spotlights.memory.format.recipe import (
 )
 from spotlights.optimizers.replayed import option_numbers
 from spotlights.recording.optimizers import Optimizers
-from spotlights.torch_internals import Untraced
+from spotlights.torch_internals import Untraced, version
 
 _FEWEST_STEPS, _SHARE_OF_TIME, _BYTES_PER_SECOND = 100, 0.05, 400e6
 """`checkpoint_every="auto"`: at least so many steps apart, and so far that copying and writing take this share."""
 _CHECKPOINTS_OF_CHANGES = 100
 """A loop that changes weights by itself at every step gets only so many checkpoints for it."""
+_SMALL = 100_000
+"""A batch norm changes its running statistics without a new version, so buffers up to this size are always copied."""
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -68,6 +71,32 @@ def options_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, float]
     return [option_numbers(group) for group in optimizer.param_groups]
 
 
+class Buffers:
+    """The network's buffers as a forward pass finds them; a checkpoint comes later, when the pass has changed them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: dict[str, tuple[Tensor, int, Tensor]] = {}
+
+    def copied(self) -> dict[str, Tensor]:
+        """Copies, new ones only of what has changed since the last call."""
+        now = {}
+        for name, buffer in self._model.named_buffers():
+            of, known, copied = self._known.get(name, (None, -1, buffer))
+            if of is not buffer or known != version(buffer) or buffer.numel() <= _SMALL:
+                copied = storable(buffer)
+            now[name] = buffer, version(buffer), copied
+        self._known = now
+        return {name: copied for name, (_, _, copied) in now.items()}
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    announced: AnnouncedBatch
+    buffers: dict[str, Tensor]
+    """Before its forward pass."""
+
+
 class RecipeNotes:
     """Notes what a run's slots follow from."""
 
@@ -87,8 +116,10 @@ class RecipeNotes:
         dtypes = {p.dtype for p in self._parameters.values()}
         self._dtype = np.float64 if torch.float64 in dtypes else np.float32
         self._every = every
-        self._current: AnnouncedBatch | None = None
-        self._used: list[AnnouncedBatch] = []
+        self._buffers = Buffers(model)
+        self._current: _Batch | None = None
+        self._used: list[_Batch] = []
+        self._buffers_before: dict[str, Tensor] = {}
         self._last_checkpoint: int | None = None
         self._structure: list[Any] = []
         self._changes = 0
@@ -109,11 +140,13 @@ class RecipeNotes:
         return [p.register_hook(hook) for p in self._parameters.values() if p.requires_grad]
 
     def announce(self, columns: Columns) -> None:
-        self._current = AnnouncedBatch(columns, {}, torch.get_rng_state().numpy().view(np.int8))
+        announced = AnnouncedBatch(columns, {}, torch.get_rng_state().numpy().view(np.int8))
+        self._current = _Batch(announced, self._buffers.copied())
 
     def describe_rows(self, layers: str, columns: Columns) -> None:
         if self._current is not None:
-            self._current.by_row[layers] = {**self._current.by_row.get(layers, {}), **columns}
+            by_row = self._current.announced.by_row
+            by_row[layers] = {**by_row.get(layers, {}), **columns}
 
     def step(self, number: int) -> StepRecipe:
         """What the optimizer's next step follows from."""
@@ -125,13 +158,14 @@ class RecipeNotes:
         entries = gradient_entries(self._parameters)
         sizes = [min(64, p.numel()) for p in self._parameters.values()]
         if any(found is not None for found in entries) and not (
-            self._used and all("example" in batch.columns for batch in self._used)
+            self._used and all("example" in batch.announced.columns for batch in self._used)
         ):
             raise UnsupportedError(
                 f"a recipe needs recorder.batch(example=ids) before each forward pass, and step {number} has a "
                 "gradient without one"
             )
-        batches, self._used, self._current = self._used, [], None
+        self._buffers_before = self._used[0].buffers if self._used else self._buffers.copied()
+        batches, self._used, self._current = [batch.announced for batch in self._used], [], None
         later = [*(batch.random for batch in batches[1:]), torch.get_rng_state().numpy().view(np.int8)]
         for batch, after in zip(batches, later, strict=True):
             if batch.random is not None and np.array_equal(batch.random, after):
@@ -160,7 +194,8 @@ class RecipeNotes:
         start = time.perf_counter()
         self._last_checkpoint = step
         self._parameters = trained_parameters(self._model, self._optimizer)
-        tensors = {MODEL + name: storable(tensor) for name, tensor in named_tensors(self._model).items()}
+        tensors = {MODEL + name: storable(tensor) for name, tensor in self._model.named_parameters()}
+        tensors |= {MODEL + name: tensor for name, tensor in self._buffers_before.items()}
         names, numbers = {id(p): name for name, p in self._parameters.items()}, {}
         for parameter, state in self._optimizer.state.items():
             name = names[id(parameter)]
@@ -190,12 +225,10 @@ class RecipeNotes:
         """A group's options and the names of its parameters."""
         plain: dict[str, Any] = {"params": [names[id(p)] for p in group["params"]]}
         for name, value in group.items():
-            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            several = isinstance(value, tuple | list)
-            if name != "params" and all(
-                item is None or isinstance(item, bool | int | float | str) for item in (value if several else [value])
-            ):
-                plain[name] = list(value) if several else value
+            number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            items = list(number) if isinstance(number, tuple | list) else [number]
+            if name != "params" and all(item is None or isinstance(item, bool | int | float | str) for item in items):
+                plain[name] = items if isinstance(number, tuple | list) else number
         return plain
 
 

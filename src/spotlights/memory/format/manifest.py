@@ -276,6 +276,13 @@ class Manifest:
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
 
     @property
+    def recomputed_note(self) -> str | None:
+        """What an answer from slots that are not those of the run says; None if they are."""
+        if not self.recomputed:
+            return None
+        return f"slots computed again from a recipe, not bit for bit: weights were off by up to {self.recomputed:.0e}"
+
+    @property
     def snapshots(self) -> list[Snapshot]:
         """The snapshots of a folded memory, the newest first."""
         if self.fold is None:
