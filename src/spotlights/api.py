@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,45 @@ from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
+from spotlights.recording.recompute import Recomputation
+from spotlights.recording.rerun import Loss, Source
 from spotlights.results import ExampleVisits, Label, Suspects
 from spotlights.verification import Verification, verify
 
 
-def open(path: str | Path, *, cache: str | Path | None = None, cache_bytes: int = CACHE_BYTES) -> Memory:
+def open(
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    recompute: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
+    cache: str | Path | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> Memory:
     """Opens a memory that `record` wrote, also while it is still being recorded.
 
     Args:
         path: a directory, or an address: `s3://bucket/run.memory`, `gs://…`, `az://…`, `file://…`.
-        cache: for a memory in a bucket: a directory that keeps what has been read, for further questions. By default
-            that in the environment variable SPOTLIGHTS_CACHE, or ~/.cache/spotlights.
+        model: for a recipe: the network, whose weights do not matter and stay as they are.
+        recompute: for a recipe: `loss(model, ids)`, the loss of the batch with these examples as the loop computed it;
+            or one loss for each example, of which the mean is taken. A question then computes the slots again.
+        optimizer: for a recipe: the optimizer's class, if it is not one of torch's own.
+        cache: for a memory in a bucket or a recipe: a directory that keeps what has been read or computed, for further
+            questions. By default that in the environment variable SPOTLIGHTS_CACHE, or ~/.cache/spotlights.
         cache_bytes: how large this directory may become; 0 for no cache.
     """
-    reader = MemoryReader(store_at(path, Cache.at(cache, cache_bytes)))
-    engine = _engine(os.environ.get("SPOTLIGHTS_ENGINE") or "threads")
-    return Memory(View(reader, as_of(reader, Everything(), reader.steps), reader.steps, engine))
+    kept = Cache.at(cache, cache_bytes)
+    reader = MemoryReader(store_at(path, kept))
+    view = _whole(reader, _engine(os.environ.get("SPOTLIGHTS_ENGINE") or "threads"))
+    if (model is None) != (recompute is None):
+        raise SettingError("A recipe needs both: sl.open(path, model=model, recompute=loss).")
+    if model is None or recompute is None or reader.manifest.recipe is None:  # other memories have their slots
+        return Memory(view)
+    return Memory(view, Recomputation(Source(reader, model, recompute, optimizer), kept))
+
+
+def _whole(reader: MemoryReader, engine: Engine) -> View:
+    return View(reader, as_of(reader, Everything(), reader.steps), reader.steps, engine)
 
 
 def _engine(engine: Engine | str, *, keep: bool = False) -> Engine:
@@ -72,20 +96,29 @@ def _engine(engine: Engine | str, *, keep: bool = False) -> Engine:
 class Memory:
     """A memory, or a view of one: some of its slots, as of some step."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, recomputation: Recomputation | None = None) -> None:
+        self._known = view
+        """What is known without any slots."""
+        self._recomputation = recomputation
+
+    @cached_property
+    def view(self) -> View:
+        """The slots. Those of a recipe are computed when they are first asked for."""
+        if self._recomputation is None:
+            return self._known
+        return _whole(self._recomputation.reader(), self._known.engine)
 
     # -- what is in it -------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
         """Where the memory is; for one in a bucket, `open` takes this path too."""
-        return Path(self.view.reader.address)
+        return Path(self._known.reader.address)
 
     @property
     def steps(self) -> int:
         """How many optimizer steps the view looks back on."""
-        return self.view.until
+        return self._known.until
 
     @property
     def columns(self) -> list[str]:
@@ -100,7 +133,7 @@ class Memory:
     @property
     def status(self) -> str:
         """ "recording", "closed", or how else the recording ended."""
-        return self.view.reader.manifest.status
+        return self._known.reader.manifest.status
 
     @property
     def folded(self) -> bool:
@@ -111,6 +144,14 @@ class Memory:
     def sampled(self) -> bool:
         """Whether only some of the slots were kept."""
         return self.view.reader.manifest.sample is not None
+
+    @property
+    def recomputed(self) -> float | None:
+        """Of slots computed again from a recipe: how far weights were off at a checkpoint, relative to them, at most.
+
+        0 if all were the same bit for bit; None if the slots were recorded.
+        """
+        return self.view.reader.manifest.recomputed
 
     @property
     def has_errors(self) -> bool:
@@ -163,11 +204,12 @@ class Memory:
     @property
     def info(self) -> MemoryInfo:
         """What the memory is, as a table."""
-        return MemoryInfo(self.view)
+        return MemoryInfo(self._known if "view" not in self.__dict__ else self.view)
 
     def __repr__(self) -> str:
-        layers = ", ".join(self.view.reader.layers)
-        return f"Memory({self.view.reader.address}: {self.view.selection}, {self.steps:,} steps, layers {layers})"
+        layers = ", ".join(self._known.reader.layers)
+        what = self._known.selection if self._known.reader.manifest.recipe is None else "a recipe"
+        return f"Memory({self.path}: {what}, {self.steps:,} steps, layers {layers})"
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -267,6 +309,35 @@ class Memory:
         if self.view.selection != as_of(reader, Everything(), reader.steps):
             raise SettingError("Only a whole memory can be copied, not a view of it.")
         copy_memory(reader.store, store_at(path), overwrite=overwrite)
+        return open(path)
+
+    def materialise(
+        self,
+        path: str | Path | None = None,
+        *,
+        steps: range | None = None,
+        progress: Progress = lambda share: None,
+    ) -> Memory:
+        """Computes the slots of a recipe, and keeps them.
+
+        Args:
+            path: a directory for a memory as if the run had been recorded whole. None fills the cache, so that
+                questions are quick.
+            steps: with a path: only these. The new memory counts its steps from their first one.
+            progress: is told the share that is done.
+        """
+        if self._recomputation is None:
+            self._known.reader.need_slots()
+            raise SettingError(f"{self.path} has its slots already. Copy it with memory.copy(path).")
+        if path is None:
+            if steps is not None:
+                raise SettingError("Give a path for the memory of some steps: materialise(path, steps=range(…)).")
+            self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress), self._known.engine))
+            return self
+        chosen = range(self.steps) if steps is None else steps
+        if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):
+            raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
+        self._recomputation.record(store_at(path), chosen, progress)
         return open(path)
 
     def prepare_influence(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:

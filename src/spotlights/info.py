@@ -62,7 +62,7 @@ _PARAMETERS_SHOWN = 40
 def _without_slots(reader: MemoryReader) -> dict[str, int]:
     """The parameters, with their sizes, of layers that had gradients but never a slot."""
     manifest = reader.manifest
-    if not reader.steps or manifest.fold is not None or not manifest.errors:
+    if not reader.steps or manifest.fold is not None or manifest.recipe is not None or not manifest.errors:
         return {}
     empty = {n for n, layer in reader.layers.items() if not layer.slots and bool((reader.log(n).residual > 0.5).any())}
     return {name: entry.numbers for name, entry in manifest.parameters.items() if entry.layer in empty}
@@ -100,18 +100,21 @@ class MemoryInfo(Printable):
         manifest, without = reader.manifest, _without_slots(reader)
         covered = manifest.covered_numbers
         known = self._has_rules and manifest.errors and manifest.sample is None
-        gaps = [name for name in reader.layers if known and has_gaps(reader, name, reader.steps)]
+        checked = reader.layers if known and manifest.recipe is None else ()
+        gaps = [name for name in checked if has_gaps(reader, name, reader.steps)]
         rounded = any(layer.storage.lossy for layer in reader.layers.values())
         return {
             "path": reader.address,
             "status": manifest.status,
             "created": manifest.created,
             "steps": reader.steps,
-            "slots": self._view.slots,
+            "slots": self._view.slots if manifest.recipe is None else 0,
             "bytes": reader.nbytes,
             "optimizer": manifest.optimizer,
             "folded": None if manifest.fold is None else f"by {manifest.fold.by} over {manifest.fold.span}",
             "sampled": None if manifest.sample is None else str(manifest.sample),
+            "recipe": manifest.recipe is not None,
+            "recomputed": manifest.recomputed,
             "contributions": known,
             "exact": known and not gaps and not rounded,
             "not exact in": gaps,
@@ -153,6 +156,11 @@ class MemoryInfo(Printable):
             note += f"\nfolded {known['folded']}: a slot is the sum of its visits' keys"
         if known["sampled"]:
             note += f"\na sample: {known['sampled']} were kept; totals are estimates with a standard error"
+        if known["recipe"]:
+            note += "\na recipe: sl.open(path, model=model, recompute=loss) computes slots when a question needs them"
+        if known["recomputed"] is not None:
+            off = self._view.reader.manifest.recomputed_note
+            note += f"\n{off or 'slots computed again from a recipe, bit for bit'}"
         covered, trained = known["recorded parameters"], known["trained parameters"]
         if trained:
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all

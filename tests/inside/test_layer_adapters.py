@@ -325,6 +325,46 @@ class TestGroupNorm(AdapterContract):
         return [normed(nn.GroupNorm(2, 4), 3, 4), normed(nn.GroupNorm(1, 4), 3, 4, 2, 2)]
 
 
+class OwnNorm(nn.Module):
+    """A root mean square norm as many models bring their own, with or without a shift."""
+
+    def __init__(self, features: int, *, shift: bool, channels: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if shift else None
+        self.dim = 1 if channels else -1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        normalised = inputs * torch.rsqrt(inputs.square().mean(self.dim, keepdim=True) + 1e-6)
+        like = [1] * inputs.ndim
+        like[self.dim] = -1
+        scaled = normalised * self.scale.view(like)
+        return scaled if self.bias is None else scaled + self.bias.view(like)
+
+
+class TestOwnNorm(AdapterContract):
+    adapter = adapter_named("own-norm")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(OwnNorm(4, shift=shift, channels=False), 3, 5, 4) for shift in (False, True)]
+
+    def test_a_module_that_draws_numbers_is_not_taken_for_one_and_training_draws_as_before(self):
+        class Noisy(OwnNorm):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs + torch.randn_like(inputs))
+
+        before = torch.get_rng_state()
+        assert adapter_for(Noisy(4, shift=True, channels=False)) is None
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+class TestOwnNormOfChannels(AdapterContract):
+    adapter = adapter_named("own-norm-of-channels")
+
+    def modules(self) -> list[tuple[nn.Module, Tensor]]:
+        return [normed(OwnNorm(4, shift=shift, channels=True), 3, 4, 5, 2) for shift in (False, True)]
+
+
 class TestLstm(ModuleContract):
     adapter = adapter_named("lstm")
 

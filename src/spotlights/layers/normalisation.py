@@ -84,8 +84,9 @@ class OwnNormAdapter(NormAdapter):
         like = (-1, 1, 1) if self._channels else (-1,)
         vectors = list(torch.rand(1 + shifts, size, generator=generator).add_(0.5))
         try:
-            made = _forward(module, vectors, inputs)
-            plain = _forward(module, _unit(vectors), inputs)
+            with torch.random.fork_rng(devices=[]):  # training draws the same numbers with and without recording
+                made = _forward(module, vectors, inputs)
+                plain = _forward(module, _unit(vectors), inputs)
         except Exception:  # a forward of the user's own, with numbers that it did not expect
             return False
         if not (isinstance(made, Tensor) and isinstance(plain, Tensor) and made.shape == plain.shape == inputs.shape):

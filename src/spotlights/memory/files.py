@@ -25,6 +25,7 @@ from spotlights.errors import MemoryExistsError, MemoryFormatError, SpotlightsEr
 from spotlights.memory.buffers import PAGE
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import FileEntry, Manifest, SegmentEntry, manifest_content, parse_manifest
+from spotlights.memory.format.recipe import RECIPE
 from spotlights.memory.format.tensors import LENGTH_BYTES, Blocks, TensorPlace, lay_out, parse_header
 from spotlights.memory.store import Store
 
@@ -349,7 +350,7 @@ class Committed:
         for name, tensor in stored.items():
             if name.startswith(names.LOG):
                 tensors[name] = [tensor[: steps - segment.first_step].numpy()]
-            elif name.startswith(names.STATE):
+            elif name.startswith((names.STATE, RECIPE)):
                 tensors[name] = [tensor.numpy()]
         slots = {}
         for layer, entry in self.manifest.layers.items():

@@ -136,6 +136,8 @@ class Segment:
     loaded: Loaded
     recode: Mapping[str, Int64[Tensor, "strings"]]
     """By string column: the numbers of this process' strings in the whole memory; the last is for missing values."""
+    shift: int = 0
+    """The file counts its steps from this one on."""
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def tensor(self, name: str) -> Tensor | None:
@@ -258,7 +260,7 @@ class SegmentSlots:
     slots: int
     first_key: int
     numbered_from: int = 0
-    """Each rank numbers its keys from 0 on: the number that its key 0 has in the memory."""
+    """Each rank, and each stretch of a recipe, numbers its keys from 0 on: the number of its key 0 in the memory."""
 
     def tensor(self, what: str) -> Tensor | None:
         return self.file.tensor(self.layer.tensors + what)
@@ -333,7 +335,11 @@ class SegmentSlots:
         if described is not None and described.kind == "string":
             self.file.check_range(self.layer.columns + name, stored, range(MISSING_STRING, len(described.strings)))
         elif name == "step":
-            self.file.check_range(self.layer.columns + name, stored, range(entry.first_step, entry.end_step))
+            shift = self.file.shift
+            self.file.check_range(
+                self.layer.columns + name, stored, range(entry.first_step - shift, entry.end_step - shift)
+            )
+            return stored + shift if shift else stored
         return self.file.recode[name][stored] if name in self.file.recode else stored
 
     def key_numbers(self) -> Int64[Tensor, "slots"]:
@@ -366,9 +372,9 @@ class LayerReader:
         """What one question has computed about this layer and another one may need too."""
         self.segments: list[SegmentSlots] = []
         self.slots = self.distinct_keys = 0
-        first_key: dict[int, int] = {}
+        first_key: dict[tuple[int, int], int] = {}
         for segment in segments:
-            numbered_from = first_key.setdefault(segment.manifest.rank, self.distinct_keys)
+            numbered_from = first_key.setdefault((segment.manifest.rank, segment.shift), self.distinct_keys)
             slots = segment.entry.slots[name]
             if slots:
                 place = SegmentSlots(self, segment, self.slots, slots, self.distinct_keys, numbered_from)

@@ -63,6 +63,26 @@ class StepLog:
     """Entries of each trained parameter after the step (see `probed_entries`)."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some files of a memory: those of one process, or of one stretch of a recipe."""
+
+    store: Store
+    manifest: Manifest
+    shift: int = 0
+    """The step of the memory that the part counts as 0."""
+
+    @property
+    def segments(self) -> list[SegmentEntry]:
+        """With the steps of the whole memory."""
+        if not self.shift:
+            return self.manifest.segments
+        steps = (
+            (entry, entry.first_step + self.shift, entry.end_step + self.shift) for entry in self.manifest.segments
+        )
+        return [dataclasses.replace(entry, first_step=first, end_step=end) for entry, first, end in steps]
+
+
 def rank_store(store: Store, rank: int) -> Store:
     """Where a process keeps its files."""
     return store if rank == 0 else store.at(f"rank{rank}")
@@ -80,17 +100,21 @@ class MemoryReader:
             if all(store.exists(segment.file) for segment in self.ranks[0].segments):
                 break
             self.ranks = _read_ranks(store)
-        self.manifest = _joined(self.ranks)
-        loaded = Loaded()
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
-        self.segments = loaded.segments = [
-            Segment(of_rank, entry, own, loaded, _recode(own, self.manifest.columns))
-            for of_rank, own in zip(stores, self.ranks, strict=True)
-            for entry in own.segments
-        ]
+        self._open(joined(self.ranks), [Part(of_rank, own) for of_rank, own in zip(stores, self.ranks, strict=True)])
         sizes = {of_rank: of_rank.sizes() for of_rank in stores}
         for of_rank, entry in self._files():
             check_size(of_rank, entry, sizes[of_rank].get(entry.file))
+
+    def _open(self, manifest: Manifest, parts: Sequence[Part]) -> None:
+        """`manifest`: of all parts together."""
+        self.manifest = manifest
+        loaded = Loaded()
+        self.segments = loaded.segments = [
+            Segment(part.store, entry, part.manifest, loaded, _recode(part.manifest, manifest.columns), part.shift)
+            for part in parts
+            for entry in part.segments
+        ]
         self.layers = {
             name: LayerReader(name, self.manifest, self.segments, self.column_kind) for name in self.manifest.layers
         }
@@ -171,6 +195,17 @@ class MemoryReader:
                 f"{self.address} is a sample: it has {sample}. {what} all of them. {instead}, or record without "
                 "sample=."
             )
+
+    def need_slots(self) -> None:
+        """Refuses a question about slots that a recipe does not keep."""
+        if self.manifest.recipe is not None:
+            raise UnsupportedError(
+                f"{self.address} is a recipe: it keeps no slots. To compute them again, open it with the network and "
+                "its loss: sl.open(path, model=model, recompute=loss), where loss(model, ids) is the loss of a batch."
+            )
+
+    def need_files(self) -> None:
+        """Refuses what other machines do, where they cannot open the slots by this memory's address."""
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
@@ -291,7 +326,7 @@ def _read_ranks(store: Store) -> list[Manifest]:
     return manifests
 
 
-def _joined(manifests: Sequence[Manifest]) -> Manifest:
+def joined(manifests: Sequence[Manifest]) -> Manifest:
     """One manifest for all ranks: the segments of rank 0, then those of rank 1, and so on."""
     first = manifests[0]
     if len(manifests) == 1:

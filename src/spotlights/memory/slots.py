@@ -24,6 +24,7 @@ from torch import Tensor
 from spotlights.dual_form import gradient_factor, unexplained_share
 from spotlights.memory.buffers import BufferPool, follows, runs
 from spotlights.memory.format.manifest import LayerEntry
+from spotlights.memory.format.recipe import StepRecipe
 from spotlights.memory.format.sampling import Draw
 from spotlights.sparse_rows import SparseRows
 
@@ -135,10 +136,13 @@ class StepRecord:
     """The optimizer's state before the step, at some steps (see `state_tensor`)."""
     statistics: dict[str, np.ndarray] = field(default_factory=dict)
     """Running statistics of normalisations after the step, by name."""
+    recipe: StepRecipe | None = None
+    """What a recipe keeps in place of slots."""
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for layer in self.layers.values() for rows in layer.rows)
+        rows = sum(rows.nbytes for layer in self.layers.values() for rows in layer.rows)
+        return rows if self.recipe is None else rows + self.recipe.nbytes
 
 
 def blocks_of(log: Sequence[LayerStep], entry: LayerEntry) -> tuple[Entries, Entries]:

@@ -31,6 +31,7 @@ from spotlights.memory.files import Committed, FileTensors, check_content, claim
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import ColumnTable, missing
 from spotlights.memory.format.manifest import LayerEntry, Manifest, SegmentEntry
+from spotlights.memory.format.recipe import recipe_tensors
 from spotlights.memory.slots import (
     MOVED_CAUSES,
     NOT_EXPLAINED,
@@ -252,6 +253,7 @@ class MemoryWriter:
         for name in steps[0].statistics:
             rows = [record.statistics[name] for record in steps]
             tensors[names.LOG + names.STATISTICS + name] = [np.stack(rows)]
+        tensors |= recipe_tensors([record.recipe for record in steps if record.recipe is not None])
         layers, slots = {}, {}
         known = self.manifest.layers
         for layer, entry in {name: known[name] for name in (*self.order, *known)}.items():

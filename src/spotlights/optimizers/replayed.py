@@ -29,13 +29,13 @@ class ReplayedRule(UpdateRule):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._source = optimizer
-        self._options = sorted({name for group in optimizer.param_groups for name in _numbers(group)})
+        self._options = sorted({name for group in optimizer.param_groups for name in option_numbers(group)})
         self.fields = (*self.fields, *self._options)
 
     def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         index = next(i for i, other in enumerate(self._source.param_groups) if other is group)
         fresh = not state or float(state.get("step", 0.0)) == 0.0
-        options = _numbers(group)
+        options = option_numbers(group)
         logged = (options.get(name, float("nan")) for name in self._options)
         return [float(index), float(fresh), float(has_gradient), *logged]
 
@@ -46,7 +46,7 @@ class ReplayedRule(UpdateRule):
         raise UnsupportedError(f"There is no exact update rule for {type(self._source).__name__}.")
 
 
-def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+def option_numbers(group: Mapping[str, Any]) -> dict[str, float]:
     """`{"lr": 0.1, "betas.0": 0.9, …}`"""
     numbers = {}
     for name, value in group.items():

@@ -75,6 +75,7 @@ class Threads(Engine):
     or in their order, is divided by layers."""
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
+        reader.need_slots()
         threads = torch.get_num_threads()
         count = self.threads or threads
         try:
@@ -201,6 +202,7 @@ class View:
 
     def count(self, layer: str) -> int:
         """The number of the view's slots in a layer."""
+        self.reader.need_slots()
         if isinstance(self.selection, Everything):
             return self.reader.layer(layer).slots
         return self.reduce(layer, CountReducer()).count

@@ -369,7 +369,7 @@ class History(OverLayers, Printable):
         lossy = {part.recorded.storage.name for part in self._parts if part.recorded.storage.lossy}
         if lossy:
             notes.append(f"keys and errors were stored as {', '.join(sorted(lossy))}: values are approximate")
-        return "; ".join([*notes, *self._course.notes])
+        return "; ".join(filter(None, [*notes, manifest.recomputed_note, *self._course.notes]))
 
     # -- what the other measures have --------------------------------------------------------
 

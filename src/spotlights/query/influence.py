@@ -102,6 +102,8 @@ class LayerInfluence(Contributions):
     def note(self) -> str:
         storage = self.recorded.storage
         more = f"; stored as {storage.name}" if storage.lossy else ""
+        again = self.view.reader.manifest.recomputed_note
+        more += "" if again is None else f"; {again}"
         more += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
         return (
             "an estimate of what leaving examples out would take away: ranks and signs count, "

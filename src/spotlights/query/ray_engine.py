@@ -40,6 +40,7 @@ class Ray(Engine):
     that what they have read stays with them."""
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
+        reader.need_files()
         if sum(reader.layers[plan.layer].slots for plan in plans) <= SMALL:
             return Threads().run(plans, reader)
         ray = _connected(self.address)

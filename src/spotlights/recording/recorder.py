@@ -29,6 +29,7 @@ from spotlights.errors import (
 from spotlights.layers.adapter import unwrapped
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.columns import Batch, ColumnTable, Matching
+from spotlights.memory.format.recipe import AnnouncedBatch, Columns, StepRecipe
 from spotlights.memory.format.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, StepRecord
 from spotlights.memory.store import Store, store_at
@@ -40,6 +41,7 @@ from spotlights.recording.find_layers import find_layers
 from spotlights.recording.hooks import BackwardPasses, Guard
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.recipe import RecipeNotes
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import check_sharded
 from spotlights.recording.start import Checkpoints, Processes, Start
@@ -59,6 +61,8 @@ def record(
     fold_from: int = 0,
     sample: float = 1.0,
     sample_steps: float = 1.0,
+    keep: str = "slots",
+    checkpoint_every: int | str = "auto",
     resume: bool = False,
     overwrite: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
@@ -86,6 +90,10 @@ def record(
             too large to store completely. Totals, contributions and influence are then estimates with standard errors;
             weights, masks and verify need all slots. Contributions need SGD.
         sample_steps: the same for whole steps. The step log has all steps.
+        keep: "recipe" keeps checkpoints and the examples of each step instead of slots, which costs next to nothing.
+            `sl.open(path, model=…, recompute=loss)` computes the slots again (docs/recipes.md). Needs
+            `recorder.batch(example=…)` before each forward pass.
+        checkpoint_every: of a recipe: the steps between two checkpoints; "auto" spends at most 5 % of the time on them.
         resume: continue the memory at `path`. The model must hold the weights of one of its steps: of the last one, or
             of an earlier checkpoint, whose later steps are then dropped. Starts a new memory if there is none.
         overwrite: replace the memory at `path`.
@@ -99,6 +107,8 @@ def record(
         fold_from=fold_from,
         sample=sample,
         sample_steps=sample_steps,
+        keep=keep,
+        checkpoint_every=checkpoint_every,
         resume=resume,
         overwrite=overwrite,
         segment_bytes=segment_bytes,
@@ -109,7 +119,14 @@ def record(
 class Recorder:
     """Records while its `with` block runs; created by `record`."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, store: Store, settings: RecordingSettings) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        store: Store,
+        settings: RecordingSettings,
+        columns: ColumnTable | None = None,
+    ) -> None:
         self.path = Path(str(store))
         self.step = 0
         """The number of optimizer steps in the memory."""
@@ -128,7 +145,13 @@ class Recorder:
         self._sharded = any(layer.is_sharded for layer in self._layers.values())
         self._checkpoints = Checkpoints(self._layers, self._optimizers)
         self._changes = Changes(self._model, self._optimizers, self._layers)
-        kept = self._processes.rank == 0 and settings.fold is None
+        self._recipe: RecipeNotes | None = None
+        if settings.is_recipe:
+            if self._processes.count > 1:
+                raise SettingError('keep="recipe" does not work in several processes. Record without it.')
+            every = settings.checkpoint_every
+            self._recipe = RecipeNotes(self._model, self._optimizers, every if isinstance(every, int) else None)
+        kept = self._processes.rank == 0 and settings.fold is None and self._recipe is None
         self._statistics = RunningStatistics(self._model if kept else nn.Module())
         self._start = Start(
             store, self._model, self._checkpoints, settings, self._processes, self._pool, self._statistics
@@ -143,7 +166,7 @@ class Recorder:
         self._handles: list[Any] = []
         self._optimizer_handles: list[Any] = []
         self._writer: MemoryWriter | None = None
-        self._columns = ColumnTable()
+        self._columns, self._given_columns = ColumnTable(), columns
         self._matching = Matching()
         self._batch = self._no_columns()
         self._paused = 0
@@ -157,17 +180,22 @@ class Recorder:
         self._stepped: set[int] = set()
         """The `id`s of the optimizers that have stepped since the last backward pass, if there are several."""
         self._state: dict[str, Tensor] = {}
+        self._step_recipe: StepRecipe | None = None
 
     # -- what users call -------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:
         self.step, self._writer = self._start.open_writer(self.step)
+        if self._given_columns is not None:
+            self._writer.columns = self._given_columns
         self._columns = self._writer.columns
         if not self._folded:
             self._columns.declare("step", "int")
-        for hooks in self._hooks:
-            self._handles += hooks.register(self._columns, self._current_batch, self._passes, self._guard)
         guard = self._guard
+        if self._recipe is not None:
+            self._handles += self._recipe.register(guard, lambda: not self._paused)
+        for hooks in self._hooks if self._recipe is None else ():
+            self._handles += hooks.register(self._columns, self._current_batch, self._passes, guard)
         if compiled_graphs():  # of this model, or of anything else: only a compiled model does not call its hooks
             self._may_be_compiled = True
             self._handles.append(guard.watch_calls(self._model))
@@ -216,11 +244,23 @@ class Recorder:
             return
         if self._writer is None and "stopped" not in self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
-        encoded = {name: self._columns.encode(name, values) for name, values in columns.items()}
+        self._announce({name: self._columns.encode(name, values) for name, values in columns.items()}, layer)
+
+    def announce(self, batch: AnnouncedBatch) -> None:
+        """The same for a batch of a recipe, whose values are numbers already."""
+        self._announce(batch.columns, None)
+        for layers, columns in batch.by_row.items():
+            self._announce(columns, layers)
+
+    def _announce(self, encoded: Columns, layer: str | None) -> None:
         if layer is None:
             self._batch = Batch(encoded, fold=self._folded, matching=self._matching)
+            if self._recipe is not None:
+                self._recipe.announce(encoded)
         elif any(fnmatchcase(name, layer) for name in self._layers):
             self._batch.describe_rows(layer, encoded)
+            if self._recipe is not None:
+                self._recipe.describe_rows(layer, encoded)
         else:
             raise UnknownNameError(f'No layer matches "{layer}". The memory has: {", ".join(self._layers)}.')
 
@@ -296,7 +336,8 @@ class Recorder:
                 self._staged = {}
                 if not self.step:
                     self._start_over_if_changed()
-                self._state = self._due_state()
+                if self._recipe is None:  # which may have copied a state for a step that was then skipped
+                    self._state = self._due_state()
             reasons = self._changes.before_step(self.step, optimizer, groups.keys())
             for name, layer in self._layers.items():
                 logged = {}
@@ -311,11 +352,18 @@ class Recorder:
                     continue
                 if not logged and name not in reasons:
                     continue
-                rows, gradients = layer.take(loss_scale) if logged else ([], None)
+                taken = logged and self._recipe is None
+                rows, gradients = layer.take(loss_scale) if taken else ([], None)
                 if not rows and gradients is not None:
                     without_slots.append(layer)
                 compared = gradients if gradients is not None and self._keeps_errors else {}
                 self._staged[name] = LayerStep(rows, compared, self._reasons(layer) | reasons.get(name, 0), logged)
+            if self._recipe is not None:
+                self._step_recipe = self._recipe.step(self.step)
+                changed = any(staged.moved for staged in self._staged.values())
+                if self._recipe.due(self.step, changed=changed) and self._writer is not None:
+                    self._writer.start_segment()
+                    self._state = self._recipe.checkpoint(self.step)
         any_rows = any(staged.rows for staged in self._staged.values())
         if without_slots:
             self._report_without_slots(without_slots[0])
@@ -481,7 +529,8 @@ class Recorder:
         if not self._writer.order and any(step.rows for step in layers.values()):
             self._writer.order = sorted(self._layers, key=lambda name: self._layers[name].called)
         self._warn_of_gap(self._writer)
-        record = StepRecord(self.step, layers, state, self._statistics.now())
+        record = StepRecord(self.step, layers, state, self._statistics.now(), self._step_recipe)
+        self._step_recipe = None
         if not self._told_bytes:
             self._told_bytes = announce_bytes(record)
         self._writer.add(record)

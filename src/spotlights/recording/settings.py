@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from spotlights.errors import SettingError
-from spotlights.memory.format.manifest import FoldEntry
+from spotlights.memory.format.manifest import FoldEntry, RecipeEntry
 from spotlights.memory.format.sampling import Sample
 from spotlights.memory.format.storage import STORAGES, Storage, storage_named
 
@@ -27,6 +27,8 @@ class RecordingSettings:
     resume: bool
     overwrite: bool
     segment_bytes: int
+    keep: str = "slots"
+    checkpoint_every: int | str = "auto"
 
     def __post_init__(self) -> None:
         storage = None if self.dtype is None else storage_named(self.dtype)
@@ -44,6 +46,23 @@ class RecordingSettings:
                 raise SettingError(f"{name}={probability}: give a probability above 0 and at most 1.")
         if self.fold and self.sampling:
             raise SettingError("Running sums need all visits. Give fold= or sample=, not both.")
+        if self.keep not in ("slots", "recipe"):
+            raise SettingError(f'keep={self.keep!r}: give "slots", or "recipe" to compute them again when asked.')
+        if self.is_recipe and (self.fold or self.sampling):
+            raise SettingError('keep="recipe" stores no slots that fold= or sample= could make fewer. Leave these out.')
+        every = self.checkpoint_every
+        if every != "auto" and not (isinstance(every, int) and every > 0):
+            raise SettingError(f'checkpoint_every={every!r}: give a number of steps, or "auto".')
+        if every != "auto" and not self.is_recipe:
+            raise SettingError('checkpoint_every= belongs to keep="recipe".')
+
+    @property
+    def is_recipe(self) -> bool:
+        return self.keep == "recipe"
+
+    @property
+    def recipe_entry(self) -> RecipeEntry | None:
+        return RecipeEntry(list(self.patterns or ()), self.dtype or "") if self.is_recipe else None
 
     @property
     def patterns(self) -> Sequence[str] | None:

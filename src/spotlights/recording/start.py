@@ -224,6 +224,9 @@ class Start:
                 f"{path} was recorded with other layers or settings. It has (layers, errors, fold, sample): {recorded}"
                 f"; this recording has: {wanted}. Record to another path."
             )
+        if (manifest.recipe is None) != (ours["recipe"] is None):
+            recorded, wanted = ("slots", "recipe") if manifest.recipe is None else ("recipe", "slots")
+            raise ResumeError(f'{path} was recorded with keep="{recorded}", not "{wanted}". Record to another path.')
         if manifest.optimizer != ours["optimizer"]:
             raise ResumeError(
                 f"{path} was recorded with {manifest.optimizer}, not with {ours['optimizer']}. Record to another path."
@@ -261,6 +264,7 @@ class Start:
             "errors": self.settings.keeps_errors,
             "fold": self.settings.fold_entry,
             "sample": self.settings.sampling,
+            "recipe": self.settings.recipe_entry,
             "optimizer": self.checkpoints.optimizers.name,
             "ranks": self.processes.count,
         }

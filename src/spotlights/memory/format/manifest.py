@@ -219,6 +219,16 @@ class FoldEntry:
         return f"steps {self.from_step:,} to {self.steps - 1:,}"
 
 
+@dataclass(frozen=True)
+class RecipeEntry:
+    """How the slots that a recipe does not keep are to be made: options of `record`."""
+
+    layers: list[str]
+    """Patterns of the names of the recorded layers; empty for all."""
+    dtype: str
+    """The storage type; empty for that of each layer's weights."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All of `memory.json`."""
@@ -257,6 +267,11 @@ class Manifest:
     """None if every visit is a slot of its own."""
     sample: Sample | None = None
     """None if all slots were kept."""
+    recipe: RecipeEntry | None = None
+    """None if the slots themselves are kept."""
+    recomputed: float | None = None
+    """Of slots that were computed again from a recipe: how far the weights were off at the next checkpoint, relative to
+    them, at most; 0 if they were the same bit for bit."""
     status: str = "recording"
     """"recording", "closed", or "stopped: …" with the reason."""
     format: int = FORMAT
@@ -271,6 +286,13 @@ class Manifest:
     def files(self) -> list[FileEntry]:
         """The files that a reader needs."""
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
+
+    @property
+    def recomputed_note(self) -> str | None:
+        """What an answer from slots that are not those of the run says; None if they are."""
+        if not self.recomputed:
+            return None
+        return f"slots computed again from a recipe, not bit for bit: weights were off by up to {self.recomputed:.0e}"
 
     @property
     def snapshots(self) -> list[Snapshot]:

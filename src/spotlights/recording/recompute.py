@@ -1,0 +1,163 @@
+"""Slots computed again from a recipe: a network is trained again under the hooks of an ordinary recording.
+
+The slots of each stretch between two checkpoints are kept in a cache, so that a second question computes nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import xxhash
+
+from spotlights.errors import ResumeError, SpotlightsWarning, UnsupportedError
+from spotlights.memory.files import Committed, read_manifest
+from spotlights.memory.format.columns import ColumnTable
+from spotlights.memory.reader import MemoryReader, Part
+from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
+from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
+from spotlights.memory.writer import SEGMENT_BYTES
+from spotlights.recording.recorder import Recorder
+from spotlights.recording.rerun import Rerun, Source, relative_difference
+from spotlights.recording.settings import RecordingSettings
+
+Told = Callable[[float], object]
+"""Is told the share that is done."""
+
+
+def record(source: Source, store: Store, steps: range, told: Told = lambda share: None) -> float:
+    """Records some steps as a memory that counts from 0; returns how far off the weights were at most."""
+    entry = source.reader.manifest.recipe
+    assert entry is not None
+    settings = RecordingSettings(
+        layers=entry.layers or None,
+        dtype=entry.dtype or None,
+        errors=source.reader.manifest.errors,
+        fold=None,
+        fold_from=0,
+        sample=1.0,
+        sample_steps=1.0,
+        resume=False,
+        overwrite=True,
+        segment_bytes=SEGMENT_BYTES,
+    )
+    run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
+    with _as_recorded(run.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SpotlightsWarning)  # said when the recipe was recorded
+        for step in range(run.step, steps.start):
+            run.take(step)
+        recorder = Recorder(run.model, run.optimizer, store, settings, ColumnTable(source.reader.manifest.columns))
+        with recorder:
+            for step in steps:
+                run.take(step, recorder)
+                told((step + 1 - steps.start) / len(steps))
+        run.compare(steps.stop)
+    off = max(run.off, _difference(source, MemoryReader(store), steps))
+    _note(store, off)
+    return off
+
+
+def _difference(source: Source, again: MemoryReader, steps: range) -> float:
+    """How far the entries of the weights that both step logs have are apart, relative to them, at most."""
+    if again.manifest.status != "closed":
+        raise UnsupportedError(f"The slots of a recipe could not be recorded again: {again.manifest.status}.")
+    pairs = (
+        (probed, source.reader.log(layer).probed[name][steps.start : steps.stop])
+        for layer in again.layers
+        for name, probed in again.log(layer).probed.items()
+    )
+    return max((relative_difference(own, kept) for own, kept in pairs), default=0.0)
+
+
+def _note(store: Store, off: float) -> None:
+    """Enters in a recorded memory how far off its weights are."""
+    manifest, version = read_manifest(store)
+    release = store.lock()
+    try:
+        Committed(store, manifest, version, release).replace(recomputed=off)
+    finally:
+        release()
+
+
+@contextmanager
+def _as_recorded(threads: int) -> Iterator[None]:
+    """Computes with as many threads as the run had, since sums depend on them; leaves random numbers as they were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Recomputation:
+    """The slots of a recipe, computed when they are asked for, in a bounded cache."""
+
+    def __init__(self, source: Source, cache: Cache | None) -> None:
+        self._source = source
+        if cache is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="spotlights-")
+            cache = Cache(Path(self._folder.name), CACHE_BYTES)
+        self._cache = StretchCache(cache.root, cache.limit)
+        self._lock = threading.RLock()
+
+    def reader(self, told: Told = lambda share: None) -> StretchReader:
+        """All slots as one memory; computes the stretches that have never been computed."""
+        bounds = self._source.bounds
+        parts = []
+        for first, end in pairwise(bounds):
+            stretch = range(first, end)
+            store = StretchStore(self._path(stretch), make=partial(self._make, stretch))
+            manifest = finished(store, len(stretch))
+            if manifest is None:
+                self._make(stretch)
+                manifest = read_manifest(store)[0]
+            parts.append(Part(store, manifest, first))
+            told(end / bounds[-1])
+        reader = StretchReader(self._source.reader, parts)
+        off = reader.manifest.recomputed
+        if off:
+            warnings.warn(
+                f"The slots of {reader.address} could not be computed again bit for bit: at checkpoints, weights were "
+                f"off by up to {off:.1e}, relative to them. Answers hold for the recomputed run.",
+                SpotlightsWarning,
+                stacklevel=4,
+            )
+        return reader
+
+    def record(self, store: Store, steps: range, told: Told) -> None:
+        """Computes some steps into a memory of their own, which counts from 0."""
+        with self._lock:
+            record(self._source, store, steps, told)
+
+    @property
+    def steps(self) -> int:
+        return self._source.reader.steps
+
+    def _path(self, stretch: range) -> Path:
+        """The same as long as the recipe's files of the stretch are."""
+        entries = [segment.entry for segment in self._source.reader.segments]
+        checksums = [e.checksum for e in entries if e.first_step < stretch.stop and e.end_step > stretch.start]
+        return self._cache.path(xxhash.xxh3_128_hexdigest(" ".join([*checksums, str(stretch)]).encode()))
+
+    def _make(self, stretch: range) -> None:
+        path = self._path(stretch)
+        with self._lock:
+            while True:
+                try:
+                    record(self._source, LocalStore(path), stretch)
+                    break
+                except ResumeError:  # another process computes this stretch
+                    time.sleep(1.0)
+                    if finished(LocalStore(path), len(stretch)) is not None and any((path / "segments").glob("*")):
+                        break
+            self._cache.make_room(path)

@@ -1,0 +1,268 @@
+"""A network trained again from a checkpoint of a recipe: the user's loss, and the optimizer's own steps on a copy.
+
+What happened to the gradients before a step (clipping, loss scaling) is one factor for each parameter, found from the
+entries of the gradient that the recipe kept. At each checkpoint the weights are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spotlights.errors import SettingError, UnsupportedError
+from spotlights.layers.adapter import unwrapped
+from spotlights.memory.format.recipe import (
+    HEADER,
+    MODEL,
+    OPTIMIZER,
+    AnnouncedBatch,
+    StepRecipe,
+    plain_data,
+    read_step,
+)
+from spotlights.memory.layer_reader import Segment
+from spotlights.memory.reader import MemoryReader
+from spotlights.optimizers.replayed import MakeOptimizer, option_numbers, options_of
+from spotlights.recording.recipe import gradient_entries, named_tensors, trained_parameters
+
+if TYPE_CHECKING:
+    from spotlights.recording.recorder import Recorder
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""The loss of a batch, given its examples: one number, or one for each example, whose mean is taken."""
+_MISFIT = 0.01
+"""A recomputed gradient that differs by more than this share from the recorded one is not that of the same loss."""
+_NEIGHBOURS = 8
+"""A factor is known up to rounding: so many of the numbers next to it are tried, until one fits bit for bit."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recipe, and what its slots are computed with."""
+
+    reader: MemoryReader
+    model: nn.Module
+    loss: Loss
+    make: MakeOptimizer | None
+    """The optimizer's class; None for the one of `torch.optim` that has the recorded name."""
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """The steps before which there is one."""
+        return [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where stretches begin, and the last one ends."""
+        return [*self.checkpoints, self.reader.steps]
+
+    def segment(self, step: int) -> Segment:
+        return next(s for s in self.reader.segments if s.entry.first_step <= step < s.entry.end_step)
+
+    def step(self, step: int) -> StepRecipe:
+        segment = self.segment(step)
+        return read_step(segment.required, step - segment.entry.first_step)
+
+    def moved_before(self, step: int) -> bool:
+        """Whether the loop itself changed weights before a step, which cannot be computed again."""
+        return any(bool(self.reader.log(layer).moved[step]) for layer in self.reader.layers)
+
+
+class Rerun:
+    """A copy of the network, trained again from a checkpoint on."""
+
+    def __init__(self, source: Source, step: int) -> None:
+        self._source = source
+        self.step = step
+        self.off = 0.0
+        """How far weights were off at checkpoints, relative to them, at most."""
+        self._header = plain_data(source.segment(step).required(HEADER))
+        self.threads = int(self._header["threads"])
+        with torch.inference_mode(False):
+            self.model = copy.deepcopy(unwrapped(source.model))
+        self._load_weights(step)
+        self.optimizer = self._optimizer()
+        self._parameters = trained_parameters(self.model, self.optimizer)
+        self._load_state(step)
+        strings = source.reader.manifest.columns.get("example")
+        self._strings = strings.strings if strings is not None and strings.kind == "string" else None
+        self._checked = -1
+
+    # -- a checkpoint --------------------------------------------------------------------------
+
+    def _load_weights(self, step: int) -> None:
+        segment, own = self._source.segment(step), named_tensors(self.model)
+        stored = {name.removeprefix(MODEL) for name in segment.layout if name.startswith(MODEL)}
+        if stored != own.keys() or any(segment.required(MODEL + n).numel() != t.numel() for n, t in own.items()):
+            different = sorted(stored ^ own.keys()) or [
+                n for n, t in own.items() if segment.required(MODEL + n).numel() != t.numel()
+            ]
+            raise SettingError(
+                f"The model is not the one that {self._source.reader.address} was recorded with: it differs in "
+                f"{', '.join(different[:5])}. Give a network of the same structure; its weights do not matter."
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(segment.required(MODEL + name).reshape(tensor.shape))
+        training, gradients = set(self._header["training"]), set(self._header["gradients"])
+        for name, module in self.model.named_modules():
+            module.training = name in training
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in gradients)
+            parameter.grad = None
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        name = self._header["optimizer"]
+        make = self._source.make or getattr(torch.optim, name, None)
+        if make is None:
+            raise SettingError(
+                f"{self._source.reader.address} was trained with {name}, which is not one of torch.optim. Give its "
+                f"class: sl.open(path, model=model, recompute=loss, optimizer={name})."
+            )
+        parameters = dict(self.model.named_parameters())
+        groups = []
+        for group in self._header["groups"]:
+            options = {n: tuple(v) if isinstance(v, list) else v for n, v in group.items() if n != "params"}
+            groups.append({**options, "params": [parameters[n] for n in group["params"]]})
+        try:
+            optimizer = make(groups)
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{name} cannot be made from the recipe's options: {error}") from error
+        for group, given in zip(optimizer.param_groups, groups, strict=True):
+            group.update({n: v for n, v in given.items() if n != "params"})
+        return optimizer
+
+    def _load_state(self, step: int) -> None:
+        segment = self._source.segment(step)
+        for name, parameter in self._parameters.items():
+            state: dict[str, Any] = dict(self._header["state"].get(name, {}))
+            prefix = f"{OPTIMIZER}{name}/"
+            for stored in (n for n in segment.layout if n.startswith(prefix)):
+                key, tensor = stored.removeprefix(prefix), segment.required(stored)
+                of_parameter = tensor.numel() == parameter.numel() and key != "step"
+                if of_parameter and parameter.ndim:
+                    like = torch.empty_like(parameter, dtype=parameter.dtype if tensor.is_floating_point() else None)
+                    state[key] = like.copy_(tensor.reshape(parameter.shape))
+                else:
+                    state[key] = tensor.clone().reshape(() if tensor.numel() == 1 else tensor.shape)
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def compare(self, step: int) -> None:
+        """Compares the network before a step with the recipe's checkpoint, if there is one; goes on from that one."""
+        if step not in self._source.checkpoints:
+            return
+        segment = self._source.segment(step)
+        pairs = ((t.detach(), segment.required(MODEL + n)) for n, t in named_tensors(self.model).items())
+        off = max(relative_difference(own, kept) for own, kept in pairs)
+        if off:
+            self._load_weights(step)
+            self.optimizer.state.clear()
+            self._load_state(step)
+            if not self._source.moved_before(step):
+                self.off = max(self.off, off)
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def take(self, step: int, recorder: Recorder | None = None) -> None:
+        """Computes one step again."""
+        if step != self.step and step in self._source.checkpoints:
+            self.compare(step)
+        recipe = self._source.step(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in recipe.batches:
+            if recorder is not None:
+                recorder.announce(batch)
+            if batch.random is not None:
+                torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
+            loss = self._source.loss(self.model, self._examples(batch))
+            if not isinstance(loss, Tensor) or not loss.requires_grad:
+                raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
+            (loss if loss.ndim == 0 else loss.mean()).backward()
+        self._scale(step, recipe)
+        numbers = iter(recipe.options.tolist())
+        for group in self.optimizer.param_groups:
+            logged = {name: next(numbers) for name in option_numbers(group)}
+            group.update(options_of(logged, group))
+        self.optimizer.step()
+
+    def _examples(self, batch: AnnouncedBatch) -> Any:
+        ids = batch.columns["example"]
+        if self._strings is None:
+            return torch.from_numpy(ids)
+        return np.array([*self._strings, ""], dtype=object)[ids].tolist()
+
+    def _scale(self, step: int, recipe: StepRecipe) -> None:
+        """Does to the gradients what was done before the step, as the entries that the recipe kept tell."""
+        sizes = [min(64, p.numel()) for p in self._parameters.values()]
+        kept = np.split(recipe.gradients, np.cumsum(sizes)[:-1])
+        for parameter, seen in zip(self._parameters.values(), kept, strict=True):
+            missing, own = bool(np.isnan(seen).all()), parameter.grad
+            if own is None and not missing:
+                parameter.grad = torch.zeros_like(parameter)
+            elif own is not None and missing and not own.is_sparse and own.isfinite().all():
+                parameter.grad = None  # taken away before the step
+        found = gradient_entries(self._parameters)
+        known = [
+            None if own is None or np.isnan(seen).any() or not own.any() else _factor(own, seen.astype(own.dtype))
+            for own, seen in zip(found, kept, strict=True)
+        ]
+        others = {factor for factor in known if factor is not None}
+        common = others.pop() if len(others) == 1 else 1.0
+        if self._checked < 0:
+            self._check(step, found, kept, known)
+        for parameter, own_factor in zip(self._parameters.values(), known, strict=True):
+            factor = common if own_factor is None else own_factor
+            if factor != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(torch.tensor(factor, dtype=parameter.grad.dtype, device=parameter.grad.device))
+
+    def _check(
+        self, step: int, found: Sequence[Any], kept: Sequence[np.ndarray], known: Sequence[float | None]
+    ) -> None:
+        """Refuses a loss that is not that of the run, at the first step."""
+        self._checked = step
+        worst, where = 0.0, ""
+        for name, own, seen, factor in zip(self._parameters, found, kept, known, strict=True):
+            if factor is not None:
+                size = float(np.linalg.norm(seen.astype(np.float64)))
+                difference = float(np.linalg.norm(seen - factor * own.astype(np.float64)))
+                share = difference / size if size else float(difference > 0)
+                worst, where = max((worst, where), (share, name))
+        if worst > _MISFIT:
+            raise UnsupportedError(
+                f"recompute= is not the loss that {self._source.reader.address} was recorded with: at step {step} its "
+                f'gradient of "{where}" differs by {worst:.0%} from the recorded one. Likely other data, labels or '
+                "augmentation for the same example ids, another loss, random numbers drawn in another order, or "
+                "gradients that the loop changed by more than a factor."
+            )
+
+
+def relative_difference(own: Tensor, kept: Tensor) -> float:
+    """0 if two tensors are the same bit for bit."""
+    own, kept = own.reshape(-1).cpu(), kept.reshape(-1)
+    if torch.equal(own.to(kept.dtype), kept):
+        return 0.0
+    difference, size = (own.double() - kept.double()).norm(), kept.double().norm()
+    return max(float(difference / size) if size else float(difference), 1e-300)
+
+
+def _factor(own: np.ndarray, seen: np.ndarray) -> float:
+    """By which gradients were multiplied: bit for bit if there is such a number."""
+    if np.array_equal(own, seen):
+        return 1.0
+    wide = own.astype(np.float64)
+    estimate = own.dtype.type(float(wide @ seen.astype(np.float64)) / float(wide @ wide))
+    above = below = estimate
+    for _ in range(_NEIGHBOURS):
+        for candidate in {above, below}:
+            if np.array_equal(own * candidate, seen):
+                return float(candidate)
+        above, below = np.nextafter(above, own.dtype.type(np.inf)), np.nextafter(below, own.dtype.type(-np.inf))
+    return float(estimate)
