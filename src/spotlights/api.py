@@ -209,7 +209,7 @@ class Memory:
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
         what = self._known.selection if self._known.reader.manifest.recipe is None else "a recipe"
-        return f"Memory({self.path}: {what}, {self.steps:,} steps, layers {layers})"
+        return f"Memory({self._known.reader.address}: {what}, {self.steps:,} steps, layers {layers})"
 
     # -- views ---------------------------------------------------------------------------------
 
