@@ -16,9 +16,17 @@ from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
 from spotlights.query.engine import Progress, View
-from spotlights.query.forward import ForwardPass, Target
+from spotlights.query.forward import ForwardPass, Target, parts_of
 from spotlights.query.history import Asked, History, Targets, find_history
-from spotlights.query.influence import Influence, LayerInfluence, unsupported_influence
+from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
+from spotlights.query.joint import (
+    JointInfluence,
+    LayerQueries,
+    answering_layer,
+    find_joint,
+    joint_layers,
+    unsupported_joint,
+)
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
@@ -277,6 +285,18 @@ class Attention(LayerMeasured):
         options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
         return LayerInfluence(self.view, self.recorded, self.queries, directions, **options)
 
+    def layer_queries(self, target: Target) -> LayerQueries:
+        """The gradient of a number of interest with respect to this layer's weights, as the joint estimate needs it."""
+        owners, inputs = self.owners(target)
+        directions = self._forward.directions(self.layer, target).cpu()
+        return LayerQueries(DirectedQueries(self.queries, directions, directions.new_ones(len(owners))), owners, inputs)
+
+    @property
+    def gives_output(self) -> bool:
+        """Whether the model's output is this layer's."""
+        outputs = parts_of(self._forward.output).values()
+        return any(self._forward.calls[self.use].is_all_of(output) for output in outputs)
+
     def _need_plain(self, what: str) -> None:
         if self.kernel != "dot":
             raise UnsupportedError(f'{what} about the plain product, not about kernel="{self.kernel}".')
@@ -310,6 +330,8 @@ class Spotlights(dict[str, Attention]):
         self,
         target: Target,
         *,
+        rule: str | None = None,
+        loss: str | None = None,
         layers: Sequence[str] | None = None,
         damping: float | None = None,
         balance: bool = True,
@@ -323,23 +345,51 @@ class Spotlights(dict[str, Attention]):
         Args:
             target: a class (the logit of that class), one class for each input, or a function of the model's
                 output that gives one number for each input.
+            rule: "whitened" (contributions with whitened keys, layer by layer), "joint" (Gauss-Newton over all layers
+                at once, in the space of examples) or "both" (their sum, each divided by its spread over the
+                training examples). None: "both" for classes, "joint" for a squared loss, "whitened" where the memory
+                knows no examples or has a sample of its slots.
+            loss: "classes" (a cross-entropy) or "squared"; None to tell by the recorded errors. What is not a
+                cross-entropy over several outputs counts as squared.
             layers: only through these; through all by default.
-            damping: λ of the whitening; None for the measured default.
-            balance: divide each layer's share by the mean square of its errors, so that no layer counts by its scale
-                alone. False adds the shares up as they are.
+            damping: λ; None for the measured defaults, 0.3 for "whitened" and 1 for "joint".
+            balance: divide each layer's share of "whitened" by the mean square of its errors, so that no layer counts
+                by its scale alone. False adds the shares up as they are.
         """
+        if rule is not None and rule not in RULES:
+            raise SettingError(f'rule="{rule}": there are {", ".join(RULES)}.')
         estimated, left_out = self.influence_layers()
         if layers is not None:
             estimated, left_out = list(layers), []
         attentions = [self[name] for name in estimated]
-        parts = [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
         rows = [attention.owners(target) for attention in attentions]
-        return Influence(
-            parts,
-            [owners for owners, _ in rows],
-            inputs=max((count for _, count in rows), default=0),
-            left_out=left_out,
-        )
+        inputs = max((count for _, count in rows), default=0)
+        parts: list[Contributions | JointInfluence] = []
+        owners = [owner for owner, _ in rows]
+        joint = None
+        if attentions and (rule in ("joint", "both") or (rule is None and self._has_joint(attentions))):
+            joint = self._joint(target, attentions, inputs, loss, damping)
+            rule = rule or ("both" if joint.loss == "classes" else "joint")
+        if rule == "joint" and joint is not None:
+            return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
+        parts += [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
+        if joint is not None:
+            parts, owners = [*parts, joint], [*owners, torch.arange(inputs)]
+        return Influence(parts, owners, inputs=inputs, left_out=left_out)
+
+    def _has_joint(self, attentions: Sequence[Attention]) -> bool:
+        reader = attentions[0].view.reader
+        return unsupported_joint(reader) is None and bool(joint_layers(reader, [each.layer for each in attentions]))
+
+    def _joint(
+        self, target: Target, attentions: Sequence[Attention], inputs: int, loss: str | None, damping: float | None
+    ) -> JointInfluence:
+        view = attentions[0].view
+        names = joint_layers(view.reader, [each.layer for each in attentions])
+        outputs = [name for name, each in self.items() if not each.transposed and each.gives_output]
+        joint = find_joint(view, names, answering_layer(view.reader, outputs), loss)
+        asked = {each.layer: each.layer_queries(target) for each in attentions if each.layer in names}
+        return joint.influence(view, asked, inputs=inputs, damping=damping)
 
     def history(self, target: Targets, *, progress: Progress = lambda share: None) -> History:
         """What each slot added to a number of interest during training, through all layers: exact, and checked.

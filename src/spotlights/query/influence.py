@@ -39,7 +39,8 @@ from spotlights.query.coefficients import StepNumbers, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, one_input
 from spotlights.query.engine import Progress, Turn, View
-from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
+from spotlights.query.joint import JointInfluence
+from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers, add_up
 from spotlights.query.plan import Plan
 from spotlights.query.reducers import ErrorSizeReducer, KeyMomentsReducer
 from spotlights.results.answers import Top, Totals
@@ -52,6 +53,7 @@ STRETCHES = 48
 """The pass for the moments is divided into so many stretches of training at most; others may ask in between."""
 _WIDE = 1024
 """From so many numbers in a key on, a matrix of all pairs is worth avoiding."""
+RULES = ("whitened", "joint", "both")
 DAMPING = 0.3
 """λ, as chosen on one half of the tests and subsets of one setting (docs/truth.md)."""
 
@@ -121,7 +123,7 @@ class Influence(OverLayers):
 
     def __init__(
         self,
-        parts: Sequence[Contributions],
+        parts: Sequence[Contributions | JointInfluence],
         owners: Sequence[Int64[Tensor, "_"]],
         *,
         inputs: int,
@@ -129,7 +131,8 @@ class Influence(OverLayers):
     ) -> None:
         """
         Args:
-            parts: the influence through each layer.
+            parts: the influence through each layer, or the joint estimate, or both. Where there are both, each is
+                divided by its spread over the training examples, input by input.
             owners: which input each query of a part belongs to.
             inputs: how many inputs there are.
             left_out: the recorded layers through which influence is not estimated.
@@ -137,18 +140,33 @@ class Influence(OverLayers):
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         super().__init__(parts)
-        self._parts: Sequence[Contributions] = parts
+        self._parts: Sequence[Contributions | JointInfluence] = parts
         self._owners = owners
         self._inputs = inputs
         self._left_out = left_out
+        self._spreads: dict[bool, Tensor] = {}
+        """Over the training examples, for each input; of what is joint, and of what is not."""
 
     def __len__(self) -> int:
         return self._inputs
 
     @property
     def note(self) -> str | None:
-        note = self._parts[0].note
-        return f"{note}; not estimated through {', '.join(self._left_out)}" if self._left_out else note
+        notes = [self._parts[0].note]
+        if self._mixed:
+            notes += [self._parts[-1].note, "each of the two divided by its spread over the training examples"]
+        if self._left_out:
+            notes.append(f"not estimated through {', '.join(self._left_out)}")
+        return "; ".join(filter(None, notes))
+
+    @property
+    def rule(self) -> str:
+        """What the estimate is made of: one of `RULES`."""
+        return "both" if self._mixed else "joint" if isinstance(self._parts[0], JointInfluence) else "whitened"
+
+    @property
+    def _mixed(self) -> bool:
+        return len({isinstance(part, JointInfluence) for part in self._parts}) > 1
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
@@ -164,15 +182,35 @@ class Influence(OverLayers):
         """The same kept values, for the slots of another view of the memory."""
         return self._of([part.within(memory) for part in self._parts])
 
-    def _of(self, parts: Sequence[Contributions]) -> Influence:
+    def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
         return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, left_out=self._left_out)
 
     def _of_layers(self, column: str, bins: int | None) -> list[Totals]:
         groups = max(len(part.grouping(column, bins)) for part in self._parts)
         self._check_size(groups, self._inputs)
-        return [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
+        found = [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
+        return (
+            [self._in_spreads(*of_part) for of_part in zip(self._parts, found, strict=True)] if self._mixed else found
+        )
 
-    def _of_layer(self, part: Contributions, owners: Int64[Tensor, "_"], column: str, bins: int | None) -> Totals:
+    def _in_spreads(self, part: Contributions | JointInfluence, totals: Totals) -> Totals:
+        """A part of two estimates, in units of its estimate's spread over all training examples."""
+        joint = isinstance(part, JointInfluence)
+        if joint not in self._spreads:
+            of_examples = []
+            for other, owners in zip(self._parts, self._owners, strict=True):
+                if isinstance(other, JointInfluence) == joint:
+                    whole = replace(other.view, selection=as_of(other.view.reader, Everything(), other.view.until))
+                    of_examples.append(self._of_layer(other.seen_from(whole), owners, "example", None))
+            total = add_up(of_examples)
+            known = torch.tensor([group is not None for group in total.groups])
+            spread = total.values[:, known].std(dim=1, correction=0)
+            self._spreads[joint] = torch.where(spread > 0, spread, 1.0)
+        return replace(totals, values=totals.values / self._spreads[joint][:, None])
+
+    def _of_layer(
+        self, part: Contributions | JointInfluence, owners: Int64[Tensor, "_"], column: str, bins: int | None
+    ) -> Totals:
         question, groups = AskTotals(column, bins=bins), part.grouping(column, bins)
         quick = part.totals_by_input(groups, owners, self._inputs)
         if quick is not None:
@@ -201,7 +239,7 @@ class Influence(OverLayers):
         return super().bottom(k, by=by, per=per)
 
     def __repr__(self) -> str:
-        layers = ", ".join(part.layer for part in self._parts)
+        layers = ", ".join(dict.fromkeys(part.layer for part in self._parts))
         return f"Influence({layers}: {self._inputs} inputs; {self.note})"
 
 

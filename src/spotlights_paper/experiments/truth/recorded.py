@@ -108,8 +108,9 @@ class MethodScores:
     """On top of training (and recording)."""
 
 
-def influence(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
-    return in_order(ask_about(data, recorded).influence(margin_of(data), balance=False).totals("example"), data)
+def influence(data: Prepared, recorded: Recorded, rule: str | None = None) -> Float[Tensor, "test train"]:
+    """The library's default, or one of its rules."""
+    return in_order(ask_about(data, recorded).influence(margin_of(data), rule=rule).totals("example"), data)
 
 
 def contributions(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
@@ -133,6 +134,8 @@ def same_label(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"
 
 METHODS: dict[str, Callable[[Prepared, Recorded], Float[Tensor, "test train"]]] = {
     "influence": influence,
+    "whitened": partial(influence, rule="whitened"),
+    "joint": partial(influence, rule="joint"),
     "contribution": contributions,
     "score": scores,
     "same label": same_label,
