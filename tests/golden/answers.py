@@ -296,13 +296,12 @@ def of_influence(folder: Path) -> Plain:
     return {
         "all layers": influence_of(spot.influence(TARGET, rule="whitened", balance=False)),
         "of a loss": influence_of(
-            spot.influence(lambda output: F.cross_entropy(output, LABELS[:3], reduction="none"), balance=False)
+            spot.influence(
+                lambda output: F.cross_entropy(output, LABELS[:3], reduction="none"), rule="whitened", balance=False
+            )
         ),
         "damped": influence_of(spot.influence(TARGET, rule="whitened", damping=0.05, balance=False)),
-        **{
-            f"layer {name}": influence_of(each.influence(TARGET, rule="whitened", balance=False))
-            for name, each in spot.items()
-        },
+        **{f"layer {name}": influence_of(each.influence(TARGET, balance=False)) for name, each in spot.items()},
         "of a view": influence_of(
             memory.where(label=[0, 2]).attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)
         ),
@@ -371,7 +370,7 @@ def of_sampled(folder: Path) -> Plain:
             "contributions": {layer: contributions_of(spot[layer], TARGET) for layer in ("2", "4")},
             "many totals": totals(many["2"].totals("label")),
             "influence": totals(spot.influence(TARGET, rule="whitened", balance=False).totals("example")),
-            "influence through one layer": influence_of(spot["4"].influence(TARGET, rule="whitened", balance=False)),
+            "influence through one layer": influence_of(spot["4"].influence(TARGET, balance=False)),
             "of a view": totals(memory.without(label=1).attend(model, QUERIES)["4"].totals("label")),
         }
     return answers
@@ -515,7 +514,7 @@ def of_convolution(folder: Path) -> Plain:
             "rows": {name: totals(each.contributions(1, rows=True).totals("label")) for name, each in one.items()},
             "positions": totals(one["strokes"].totals("position", bins=6)),
             "influence": influence_of(many.influence(1, rule="whitened", balance=False)),
-            "influence through one layer": influence_of(many["strokes"].influence(1, rule="whitened", balance=False)),
+            "influence through one layer": influence_of(many["strokes"].influence(1, balance=False)),
             "primal": numbers(memory.without(label=1).primal(model)(queries)),
             "dual": numbers(memory.without(label=1).dual(model)(queries[:2])),
         }
@@ -541,7 +540,7 @@ def of_gpt(folder: Path) -> Plain:
         "masked primal": numbers(memory.without(parity="odd").primal(model)(prompt)),
         "masked dual": numbers(memory.without(parity="odd").dual(model)(prompt)),
         "as of step 5": weights_of(memory.as_of(5)),
-        "influence": influence_of(spot.influence(last_letter, balance=False), label="parity"),
+        "influence": influence_of(spot.influence(last_letter, rule="whitened", balance=False), label="parity"),
     }
     for name, each in spot.items():
         found = each.contributions(last_letter, rows=True)

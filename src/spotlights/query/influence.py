@@ -40,7 +40,7 @@ from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, one_input
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.joint import JointInfluence
-from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers, add_up
+from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.plan import Plan
 from spotlights.query.reducers import ErrorSizeReducer, KeyMomentsReducer
 from spotlights.results.answers import Top, Totals
@@ -128,14 +128,15 @@ class Influence(OverLayers):
         *,
         inputs: int,
         left_out: Sequence[str] = (),
+        too_large: bool = False,
     ) -> None:
         """
         Args:
-            parts: the influence through each layer, or the joint estimate, or both. Where there are both, each is
-                divided by its spread over the training examples, input by input.
+            parts: the influence through each layer, or the joint estimate, or both; their values are added up.
             owners: which input each query of a part belongs to.
             inputs: how many inputs there are.
             left_out: the recorded layers through which influence is not estimated.
+            too_large: whether the joint estimate is missing because it would take long.
         """
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
@@ -144,8 +145,7 @@ class Influence(OverLayers):
         self._owners = owners
         self._inputs = inputs
         self._left_out = left_out
-        self._spreads: dict[bool, Tensor] = {}
-        """Over the training examples, for each input; of what is joint, and of what is not."""
+        self._too_large = too_large
 
     def __len__(self) -> int:
         return self._inputs
@@ -154,7 +154,9 @@ class Influence(OverLayers):
     def note(self) -> str | None:
         notes = [self._parts[0].note]
         if self._mixed:
-            notes += [self._parts[-1].note, "each of the two divided by its spread over the training examples"]
+            notes += [self._parts[-1].note, "both estimates with the same spread over the training examples"]
+        if self._too_large:
+            notes.append('without the joint estimate, which would take long (rule="both")')
         if self._left_out:
             notes.append(f"not estimated through {', '.join(self._left_out)}")
         return "; ".join(filter(None, notes))
@@ -165,12 +167,16 @@ class Influence(OverLayers):
         return "both" if self._mixed else "joint" if isinstance(self._parts[0], JointInfluence) else "whitened"
 
     @property
+    def _said(self) -> dict[str, Any]:
+        return {"left_out": self._left_out, "too_large": self._too_large}
+
+    @property
     def _mixed(self) -> bool:
         return len({isinstance(part, JointInfluence) for part in self._parts}) > 1
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
-        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, left_out=self._left_out)
+        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, **self._said)
 
     def keep(self) -> Influence:
         """The influence on one input, with the values of all slots computed once."""
@@ -183,30 +189,22 @@ class Influence(OverLayers):
         return self._of([part.within(memory) for part in self._parts])
 
     def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
-        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, left_out=self._left_out)
+        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
 
     def _of_layers(self, column: str, bins: int | None) -> list[Totals]:
         groups = max(len(part.grouping(column, bins)) for part in self._parts)
         self._check_size(groups, self._inputs)
-        found = [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
-        return (
-            [self._in_spreads(*of_part) for of_part in zip(self._parts, found, strict=True)] if self._mixed else found
-        )
+        return [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
 
-    def _in_spreads(self, part: Contributions | JointInfluence, totals: Totals) -> Totals:
-        """A part of two estimates, in units of its estimate's spread over all training examples."""
-        joint = isinstance(part, JointInfluence)
-        if joint not in self._spreads:
-            of_examples = []
-            for other, owners in zip(self._parts, self._owners, strict=True):
-                if isinstance(other, JointInfluence) == joint:
-                    whole = replace(other.view, selection=as_of(other.view.reader, Everything(), other.view.until))
-                    of_examples.append(self._of_layer(other.seen_from(whole), owners, "example", None))
-            total = add_up(of_examples)
-            known = torch.tensor([group is not None for group in total.groups])
-            spread = total.values[:, known].std(dim=1, correction=0)
-            self._spreads[joint] = torch.where(spread > 0, spread, 1.0)
-        return replace(totals, values=totals.values / self._spreads[joint][:, None])
+    def spread(self) -> Float[Tensor, "inputs"]:
+        """The standard deviation over all training examples, for each input; whatever the view."""
+        parts = []
+        for part in self._parts:
+            whole = as_of(part.view.reader, Everything(), part.view.until)
+            parts.append(part.seen_from(replace(part.view, selection=whole)))
+        total = Influence(parts, self._owners, inputs=self._inputs).totals("example")
+        known = torch.tensor([group is not None for group in total.groups])
+        return total.values[:, known].std(dim=1, correction=0)
 
     def _of_layer(
         self, part: Contributions | JointInfluence, owners: Int64[Tensor, "_"], column: str, bins: int | None
