@@ -2,8 +2,8 @@
 
 `mnist-mlp` is the one of the dattri benchmark (first 5,000 training and 500 test images), on which λ was
 chosen, on one half of its tests and subsets. That influence leaves out Adam's preconditioner was chosen on
-`mnist-mlp-adam`; what was seen on `mnist-cnn` is told in docs/truth.md. That the joint estimate balances layers was
-looked at on `digits-mlp`, `digits-cnn` and `diabetes`. Nothing was chosen on the others. In the
+`mnist-mlp-adam`; what was seen on `mnist-cnn` is told in docs/truth.md. Nothing was chosen on
+the others. In the
 convolutional ones whatever the recorder covers is recorded.
 """
 
