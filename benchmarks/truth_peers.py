@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.harness import keep_answer
 from spotlights_paper.experiments.truth.recorded import MethodScores, record
 from spotlights_paper.experiments.truth.retraining import Job, trained
@@ -34,7 +33,6 @@ from spotlights_paper.experiments.truth.settings import (
     Setting,
     epoch_orders,
     initial_network,
-    margins,
     prepare,
     setting_named,
 )
@@ -49,13 +47,13 @@ PROJECTION = 512
 """Dimensions of TRAK's random projection: dattri's default."""
 
 
-def loaders(data: Prepared, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+def loaders(data: Data, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
     train = TensorDataset(data.train.inputs, data.train.labels)
     test = TensorDataset(data.test.inputs, data.test.labels)
     return DataLoader(train, batch_size=batch), DataLoader(test, batch_size=batch)
 
 
-def checkpoints(setting: Setting, data: Prepared, count: int) -> list[dict[str, Tensor]]:
+def checkpoints(setting: Setting, data: Data, count: int) -> list[dict[str, Tensor]]:
     """The recorded run's network at the end of evenly spaced epochs."""
     model = initial_network(setting, 0)
     optimizer = setting.make_optimizer(model.parameters())
@@ -63,14 +61,14 @@ def checkpoints(setting: Setting, data: Prepared, count: int) -> list[dict[str, 
     for number, epoch in enumerate(epoch_orders(len(data.train), setting.epochs, 0), start=1):
         for batch in epoch.split(setting.batch):
             optimizer.zero_grad()
-            F.cross_entropy(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
+            data.loss(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
             optimizer.step()
         if number >= every * (len(found) + 1) - 1e-9:
             found.append({name: held.clone() for name, held in model.state_dict().items()})
     return found
 
 
-def ensemble(setting: Setting, data: Prepared, folder: Path) -> list[dict[str, Tensor]]:
+def ensemble(setting: Setting, data: Data, folder: Path) -> list[dict[str, Tensor]]:
     """Networks trained on all examples with seeds of their own."""
     path = folder / "ensemble.pt"
     if not path.exists():
@@ -83,34 +81,34 @@ def ensemble(setting: Setting, data: Prepared, folder: Path) -> list[dict[str, T
 # -- dattri -----------------------------------------------------------------------------------
 
 
-def _task(setting: Setting, states: list[dict[str, Tensor]]) -> tuple[Any, nn.Module]:
+def _task(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> tuple[Any, nn.Module]:
     from dattri.task import AttributionTask
 
     model = setting.network()
 
     def loss(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
         image, label = pair
-        return F.cross_entropy(functional_call(model, params, (image[None],)), label[None])
+        return data.loss(functional_call(model, params, (image[None],)), label[None])
 
     def margin(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
         image, label = pair
-        return margins(functional_call(model, params, (image[None],)), label[None])[0]
+        return data.number(functional_call(model, params, (image[None],)), label[None])[0]
 
     return AttributionTask(loss, model, states, target_func=margin), model
 
 
-def grad_dot(setting: Setting, data: Prepared, states: list[dict[str, Tensor]]) -> Tensor:
+def grad_dot(setting: Setting, data: Data, states: list[dict[str, Tensor]]) -> Tensor:
     """Products of gradients at one checkpoint (GradDot) or several (TracIn). A loss's gradient: the sign is turned."""
     from dattri.algorithm.tracin import TracInAttributor
 
-    task, _ = _task(setting, states)
+    task, _ = _task(setting, data, states)
     attributor = TracInAttributor(task, torch.ones(len(states)), normalized_grad=False)
     train, test = loaders(data, 500)
     attributor.projector_kwargs = None
     return -attributor.attribute(train, test).T
 
 
-def trak(setting: Setting, data: Prepared, states: list[dict[str, Tensor]], folder: Path) -> tuple[Tensor, float]:
+def trak(setting: Setting, data: Data, states: list[dict[str, Tensor]], folder: Path) -> tuple[Tensor, float]:
     """The mean over models of TRAK's kernel, times the mean of 1 − p, and its seconds.
 
     Each model's part is kept, for it takes long: a run that was stopped goes on with the next model.
@@ -120,16 +118,19 @@ def trak(setting: Setting, data: Prepared, states: list[dict[str, Tensor]], fold
     return torch.stack(kernels).mean(dim=0) * torch.stack(doubts).mean(dim=0), sum(seconds)
 
 
-def trak_part(setting: Setting, data: Prepared, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, float]:
+def trak_part(setting: Setting, data: Data, state: dict[str, Tensor], path: Path) -> tuple[Tensor, Tensor, float]:
     from dattri.algorithm.trak import TRAKAttributor
 
     if not path.exists():
         started = time.perf_counter()
-        task, model = _task(setting, [state])
+        task, model = _task(setting, data, [state])
 
         def probability(params: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
             image, label = pair
-            return (-F.cross_entropy(functional_call(model, params, (image[None],)), label[None])).exp()
+            output = functional_call(model, params, (image[None],))
+            if data.kind == "squared":  # 1 − this is what the answer lacks: the error of the loss with its sign turned
+                return 1 - (label - output[0, 0])
+            return (-data.loss(output, label[None])).exp()
 
         attributor = TRAKAttributor(task, probability, projector_kwargs={"proj_dim": PROJECTION})
         attributor.grad_loss_func = attributor.grad_target_func  # TRAK's features are gradients of the margin
@@ -146,7 +147,7 @@ def trak_part(setting: Setting, data: Prepared, state: dict[str, Tensor], path: 
 # -- kronfluence ------------------------------------------------------------------------------
 
 
-def ekfac(setting: Setting, data: Prepared, state: dict[str, Tensor], folder: Path, damping: float | None) -> Tensor:
+def ekfac(setting: Setting, data: Data, state: dict[str, Tensor], folder: Path, damping: float | None) -> Tensor:
     from kronfluence.analyzer import Analyzer, prepare_model
     from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.task import Task
@@ -154,15 +155,18 @@ def ekfac(setting: Setting, data: Prepared, state: dict[str, Tensor], folder: Pa
     class Margin(Task):
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             inputs, labels = batch
-            logits = model(inputs)
+            output = model(inputs)
             if sample:
                 with torch.no_grad():
-                    labels = torch.multinomial(logits.softmax(dim=-1), 1).flatten()
-            return F.cross_entropy(logits, labels, reduction="sum")
+                    if data.kind == "squared":
+                        labels = output[:, 0] + torch.randn(len(output)) * 0.5**0.5
+                    else:
+                        labels = torch.multinomial(output.flatten(0, -2).softmax(dim=-1), 1).view(labels.shape)
+            return data.loss(output, labels) * len(inputs)
 
         def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
             inputs, labels = batch
-            return -margins(model(inputs), labels).sum()
+            return -data.number(model(inputs), labels).sum()
 
     model = setting.network()
     model.load_state_dict(state)
@@ -190,7 +194,7 @@ def ekfac(setting: Setting, data: Prepared, state: dict[str, Tensor], folder: Pa
 # -- captum -----------------------------------------------------------------------------------
 
 
-def captum_tracin(setting: Setting, data: Prepared, states: list[dict[str, Tensor]], last: str) -> Tensor:
+def captum_tracin(setting: Setting, data: Data, states: list[dict[str, Tensor]], last: str) -> Tensor:
     """TracIn on the last layer, against the loss: what this package offers for many test images."""
     from captum.influence import TracInCPFast
 
@@ -218,7 +222,7 @@ def _damping(word: str) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("setting", help="mnist-mlp, fashion-mlp, mnist-cnn or mnist-cnn-sgd")
+    parser.add_argument("setting", help="as given to spotlights evaluate truth")
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="as given to spotlights evaluate truth")
     parser.add_argument("--only", nargs="*", help="some of: graddot tracin captum ekfac trak trak10")
     parser.add_argument(

@@ -63,7 +63,7 @@ def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estim
     asked = {"q": f"test:{first()}", "measure": "influence", "target": 3, "top": 5, "by": "slot"}
     found = get("layer", **asked, **({} if steps is None else {"where": "step=10-30"}))
     view = opened.memory if steps is None else opened.memory.where(step=range(*steps))
-    expected = view.attend(opened.model, inputs).influence(3)
+    expected = view.attend(opened.model, inputs).influence(3, rule="whitened")
     assert (found["layer"], found["by"], found["exact"]) == ("all layers", "example", False)
     assert found["caution"] == "estimate"
     assert "estimate" in found["note"]
@@ -75,7 +75,7 @@ def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estim
     totals = [row["total"] for row in found["totals"]["label"]]
     assert totals == pytest.approx(expected.totals("label").values[0].tolist(), rel=1e-3, abs=1e-6)
     over_time = get("time", **asked)["totals"]
-    whole = opened.memory.attend(opened.model, inputs).influence(3).total()
+    whole = opened.memory.attend(opened.model, inputs).influence(3, rule="whitened").total()
     assert sum(over_time) == pytest.approx(float(whole), rel=1e-3)
 
 
@@ -96,7 +96,9 @@ def test_influence_on_a_token_adds_up_all_rows_of_the_text():
     opened, prompt = speller().opened, "the wolf"
     found = get("layer", speller(), q=f"text:{prompt}", at=5, measure="influence", target=2, top=3)
     tokens = torch.tensor([speller().subject.tokenizer.encode(prompt)])
-    expected = opened.memory.attend(opened.model, tokens).influence(lambda output: output[:, 5, 2]).top(3)
+    expected = (
+        opened.memory.attend(opened.model, tokens).influence(lambda output: output[:, 5, 2], rule="whitened").top(3)
+    )
     assert [row["example"] for row in found["top"]] == expected.columns["example"][0][0]
     assert [row["value"] for row in found["top"]] == pytest.approx(expected.values[0, 0].tolist(), rel=1e-3)
 

@@ -78,7 +78,7 @@ def test_a_layer_s_influence_equals_the_dense_computation(layer: str, bias: bool
 
 def test_influence_is_the_sum_over_layers():
     run = mlp()
-    found = run.memory.attend(run.model, run.queries).influence(target=1, damping=0.1, balance=False)
+    found = run.memory.attend(run.model, run.queries).influence(target=1, rule="whitened", damping=0.1, balance=False)
     truth = sum(dense(run, layer, 1, 0.1) for layer in LAYERS)
     assert_same(found.totals("example"), by_example(run, truth, "4"))
     assert_same(found.totals("label"), brute_totals(truth, run.column("4", "label")))
@@ -124,7 +124,8 @@ def test_kept_influence_answers_for_any_view():
     run = mlp()
     spot = run.memory.attend(run.model, run.queries[:1])
     kept = spot.influence(target=0).keep()
-    assert kept.nbytes == sum(8 * layer.slots for layer in run.memory.layers.values())
+    slots = [layer.slots for layer in run.memory.layers.values()]
+    assert kept.nbytes == 8 * (sum(slots) + slots[-1])  # the joint estimate is that of the layer that answers
     view = run.memory.where(label=2)
     expected = view.attend(run.model, run.queries[:1]).influence(target=0)
     (totals,) = kept.within(view).ask(sl.AskTotals("example"))
@@ -270,7 +271,7 @@ def test_overwriting_a_memory_forgets_its_moments(tmp_path: Path):
             optimizer.step()
         return sl.open(tmp_path / "a.memory")
 
-    memory().attend(nn.Sequential(nn.Linear(3, 2)).double(), torch.ones(1, 3).double()).influence(target=0).total()
+    memory().attend(nn.Sequential(nn.Linear(3, 2)).double(), torch.ones(1, 3).double())["0"].influence(target=0).total()
     assert (tmp_path / "a.memory" / MOMENTS).exists()
     memory()
     assert not (tmp_path / "a.memory" / MOMENTS).exists()
@@ -299,7 +300,9 @@ def test_under_adam_steps_count_by_their_learning_rate_alone(tmp_path: Path, max
     damped = moment + 0.3 * moment.diagonal().mean() * torch.eye(4, dtype=torch.float64)
     query = torch.randn(1, 3).double()
     white = torch.linalg.solve(damped, torch.cat([query[0], torch.ones(1).double()]))
-    found = sl.open(tmp_path / "a.memory").attend(model, query).influence(target=1, balance=False).totals("example")
+    found = (
+        sl.open(tmp_path / "a.memory").attend(model, query)["0"].influence(target=1, balance=False).totals("example")
+    )
     assert_same(found, brute_totals((key @ white * value)[None], examples))
 
 

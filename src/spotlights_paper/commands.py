@@ -141,7 +141,9 @@ app.add_typer(evaluations, name="evaluate")
 
 @evaluations.command(epilog="Example:  [bold]spotlights evaluate truth mnist-mlp --retrains 100[/]")
 def truth(
-    setting: Annotated[str, typer.Argument(help="mnist-mlp, fashion-mlp or mnist-cnn.")] = "mnist-mlp",
+    setting: Annotated[
+        str, typer.Argument(help="mnist-mlp, fashion-mlp, mnist-cnn, digits-mlp, diabetes, letter-gpt …")
+    ] = "mnist-mlp",
     retrains: Annotated[int, typer.Option(min=4, help="Networks retrained on random halves, with fresh seeds.")] = 100,
     again: Annotated[int, typer.Option(min=0, help="How many of them again: what noise allows at best.")] = 0,
     same: Annotated[int, typer.Option(min=0, help="Networks retrained with the same initial weights and order.")] = 0,

@@ -112,7 +112,7 @@ def of_adam(folder: Path) -> Plain:
     memory = record(folder / "adam.memory", model, optimizer, batches(14))
     return {
         **trained(memory, model, QUERIES, TARGET),
-        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, balance=False)),
+        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)),
         "masked": masked(memory, model),
         "as of step 6": weights_of(memory.as_of(6)),
     }
@@ -126,7 +126,7 @@ def of_adamw(folder: Path) -> Plain:
     return {
         **trained(memory, model, QUERIES, TARGET),
         "masked": masked(memory, model),
-        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, balance=False)),
+        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)),
     }
 
 
@@ -277,7 +277,7 @@ def of_many_queries(folder: Path) -> Plain:
             "queries 17 and 4": numbers(spot[layer].at([17, 4]).scores()),
             "contributions of queries 17 and 4": numbers(spot[layer].at([17, 4]).contributions(TARGET).numpy()),
         }
-    answers["influence"] = influence_of(spot.influence(TARGET, balance=False))
+    answers["influence"] = influence_of(spot.influence(TARGET, rule="whitened", balance=False))
     return answers
 
 
@@ -294,16 +294,22 @@ def of_influence(folder: Path) -> Plain:
     memory, model = sgd_run(folder)
     spot = memory.attend(model, QUERIES)
     return {
-        "all layers": influence_of(spot.influence(TARGET, balance=False)),
+        "all layers": influence_of(spot.influence(TARGET, rule="whitened", balance=False)),
         "of a loss": influence_of(
-            spot.influence(lambda output: F.cross_entropy(output, LABELS[:3], reduction="none"), balance=False)
+            spot.influence(
+                lambda output: F.cross_entropy(output, LABELS[:3], reduction="none"), rule="whitened", balance=False
+            )
         ),
-        "damped": influence_of(spot.influence(TARGET, damping=0.05, balance=False)),
+        "damped": influence_of(spot.influence(TARGET, rule="whitened", damping=0.05, balance=False)),
         **{f"layer {name}": influence_of(each.influence(TARGET, balance=False)) for name, each in spot.items()},
-        "of a view": influence_of(memory.where(label=[0, 2]).attend(model, QUERIES).influence(TARGET, balance=False)),
-        "as of step 9": influence_of(memory.as_of(9).attend(model, QUERIES).influence(TARGET, balance=False)),
-        "by source": totals(spot.influence(TARGET, balance=False).totals("source")),
-        "top sources": top(spot.influence(TARGET, balance=False).top(3, by="source")),
+        "of a view": influence_of(
+            memory.where(label=[0, 2]).attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)
+        ),
+        "as of step 9": influence_of(
+            memory.as_of(9).attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)
+        ),
+        "by source": totals(spot.influence(TARGET, rule="whitened", balance=False).totals("source")),
+        "top sources": top(spot.influence(TARGET, rule="whitened", balance=False).top(3, by="source")),
     }
 
 
@@ -363,7 +369,7 @@ def of_sampled(folder: Path) -> Plain:
             "scores": scores_of(spot["0"]),
             "contributions": {layer: contributions_of(spot[layer], TARGET) for layer in ("2", "4")},
             "many totals": totals(many["2"].totals("label")),
-            "influence": totals(spot.influence(TARGET, balance=False).totals("example")),
+            "influence": totals(spot.influence(TARGET, rule="whitened", balance=False).totals("example")),
             "influence through one layer": influence_of(spot["4"].influence(TARGET, balance=False)),
             "of a view": totals(memory.without(label=1).attend(model, QUERIES)["4"].totals("label")),
         }
@@ -383,7 +389,7 @@ def stored_as(dtype: str, trained_in: torch.dtype) -> Callable[[Path], Plain]:
             "contributions": {name: contributions_of(spot[name], TARGET) for name in ("0", "4")},
             "many totals": {name: totals(each.totals("label")) for name, each in many.items()},
             "cosine": scores_of(memory.attend(model, queries, kernel="cosine")["2"]),
-            "influence": influence_of(spot.influence(TARGET, balance=False)),
+            "influence": influence_of(spot.influence(TARGET, rule="whitened", balance=False)),
             "suspects": suspects(memory.suspects(5)),
             "without": weights_of(memory.without(label=1)),
         }
@@ -431,7 +437,7 @@ def of_ranks(folder: Path, ranks: int = 2) -> Plain:
         "by source": totals(memory.attend(model, QUERIES)["4"].totals("source")),
         "masked": masked(memory, model),
         "as of step 4": weights_of(memory.as_of(4)),
-        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, balance=False)),
+        "influence": influence_of(memory.attend(model, QUERIES).influence(TARGET, rule="whitened", balance=False)),
         "suspects": suspects(memory.suspects(5)),
     }
 
@@ -472,7 +478,7 @@ def of_lstm(folder: Path) -> Plain:
         "whole contributions": {
             name: totals(each.contributions(1).whole().totals("label")) for name, each in one.items()
         },
-        "influence": influence_of(memory.attend(model, queries).influence(1, balance=False)),
+        "influence": influence_of(memory.attend(model, queries).influence(1, rule="whitened", balance=False)),
         "primal": numbers(memory.without(label=1).primal(model)(queries)),
         "dual": numbers(memory.without(label=1).dual(model)(queries)),
         "positions": totals(one[next(iter(one))].totals("position")),
@@ -507,7 +513,7 @@ def of_convolution(folder: Path) -> Plain:
             "whole": {name: contributions_of(each.contributions(1).whole(), 1) for name, each in one.items()},
             "rows": {name: totals(each.contributions(1, rows=True).totals("label")) for name, each in one.items()},
             "positions": totals(one["strokes"].totals("position", bins=6)),
-            "influence": influence_of(many.influence(1, balance=False)),
+            "influence": influence_of(many.influence(1, rule="whitened", balance=False)),
             "influence through one layer": influence_of(many["strokes"].influence(1, balance=False)),
             "primal": numbers(memory.without(label=1).primal(model)(queries)),
             "dual": numbers(memory.without(label=1).dual(model)(queries[:2])),
@@ -534,7 +540,7 @@ def of_gpt(folder: Path) -> Plain:
         "masked primal": numbers(memory.without(parity="odd").primal(model)(prompt)),
         "masked dual": numbers(memory.without(parity="odd").dual(model)(prompt)),
         "as of step 5": weights_of(memory.as_of(5)),
-        "influence": influence_of(spot.influence(last_letter, balance=False), label="parity"),
+        "influence": influence_of(spot.influence(last_letter, rule="whitened", balance=False), label="parity"),
     }
     for name, each in spot.items():
         found = each.contributions(last_letter, rows=True)

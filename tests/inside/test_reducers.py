@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from memories import mlp
 from spotlights.memory.blocks import in_blocks
-from spotlights.query import Attention, columns, history, history_sweep, reducers, suspects
+from spotlights.query import Attention, columns, example_gradients, history, history_sweep, joint, reducers, suspects
 from spotlights.query.coefficients import Coefficient, StepNumbers, unroll
+from spotlights.query.example_gradients import VisitNumbers
 from spotlights.query.plan import Measure
 from spotlights.query.reducers import Reducer
 
@@ -304,6 +305,61 @@ class TestCount(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return (torch.tensor(reducer.count),)
+
+
+def visit_numbers(layer: str) -> VisitNumbers:
+    """Other numbers for the visits of each example; some visits are unknown."""
+    pairs = torch.cat(
+        [torch.stack([block.column("example"), block.column("step").long()], dim=1) for block in blocks(layer, 1000)]
+    )
+    pairs = pairs[(pairs[:, 0] >= 0) & (pairs.sum(dim=1) % 5 != 0)].unique(dim=0)
+    examples, places = torch.unique(pairs[:, 0], return_inverse=True)
+    return VisitNumbers(examples, places * 1000 + pairs[:, 1], 1000, 1.0 + torch.arange(len(pairs)).double())
+
+
+class TestVisitErrors(WithResult, ReducerContract):
+    layer = "4"
+
+    def make(self) -> Reducer:
+        return joint.VisitErrorsReducer(
+            attention(self.layer).recorded.entry.out_features, torch.ones(1000, dtype=torch.float64)
+        )
+
+
+class TestExampleGradients(ReducerContract):
+    layer = "2"
+
+    def make(self) -> Reducer:
+        width = attention(self.layer).recorded.entry.in_features + 1
+        numbers = visit_numbers(self.layer)
+        return example_gradients.ExampleGradientsReducer(numbers, slice(1, 3), width, True, torch.float64)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.sums,)
+
+
+class TestKeyPairs(ReducerContract):
+    layer = "0"
+
+    def make(self) -> Reducer:
+        return example_gradients.KeyPairsReducer(visit_numbers("0"), attention("0").recorded.distinct_keys)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.pairs,)
+
+
+class TestKeyErrors(ReducerContract):
+    layer = "0"
+
+    def make(self) -> Reducer:
+        recorded, numbers = attention("0").recorded, visit_numbers("0")
+        pairs = self.fed(TestKeyPairs().make(), blocks("0", 1000))
+        assert isinstance(pairs, example_gradients.KeyPairsReducer)
+        distinct, outputs = recorded.distinct_keys, recorded.entry.out_features
+        return example_gradients.KeyErrorsReducer(numbers, distinct, pairs.pairs, outputs, torch.float64)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.sums,)
 
 
 def test_every_reducer_keeps_the_contract():

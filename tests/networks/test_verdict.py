@@ -517,7 +517,7 @@ def test_influence_as_of_a_step_before_a_layer_was_thawed(tmp_path):
 def test_influence_can_be_asked_for_through_some_layers(tmp_path):
     done = run(mlp(), sgd(), tmp_path / "m", ordinary)
     spot = done.memory.attend(done.model, X[:1])
-    alone = spot.influence(1, layers=["2"]).totals("example").values
+    alone = spot.influence(1, rule="whitened", layers=["2"]).totals("example").values
     torch.testing.assert_close(alone, spot["2"].influence(1).totals("example").values)
     with pytest.raises(sl.UnknownNameError, match="fc9"):
         spot.influence(1, layers=["fc9"])

@@ -11,29 +11,28 @@ from typer.testing import CliRunner
 
 import spotlights as sl
 from spotlights.cli import app
-from spotlights_paper.experiments.images import Images, Prepared
 from spotlights_paper.experiments.truth import settings as truth_settings
+from spotlights_paper.experiments.truth.data import Data, Rows, margins
 from spotlights_paper.experiments.truth.harness import evaluate
 from spotlights_paper.experiments.truth.mislabelled import auc, flipped, precision_at
 from spotlights_paper.experiments.truth.retraining import Job, halves, retrain, retrained
 from spotlights_paper.experiments.truth.scoring import ceiling, correlation, lds, redrawn, score_of, spearman
-from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network, margins
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def toy(optimizer: str = "sgd") -> tuple[Setting, Prepared]:
+def toy(optimizer: str = "sgd") -> tuple[Setting, Data]:
     setting = Setting(name="toy", data="", network=network, optimizer=optimizer, lr=0.05, batch=8, epochs=3)
     generator = torch.Generator().manual_seed(0)
     inputs, tests = torch.randn(40, 6, generator=generator), torch.randn(7, 6, generator=generator)
 
-    def images(rows: torch.Tensor) -> Images:
-        pixels = torch.zeros(len(rows), 2, 2, dtype=torch.uint8)
-        return Images("toy", ("a", "b", "c"), pixels, rows, rows[:, :3].argmax(dim=1), torch.arange(len(rows)))
+    def rows(inputs: torch.Tensor) -> Rows:
+        return Rows(inputs, inputs[:, :3].argmax(dim=1), torch.arange(len(inputs)))
 
-    return setting, Prepared("toy", ("a", "b", "c"), images(inputs), images(tests), 0.0, 1.0)
+    return setting, Data(rows(inputs), rows(tests), ("a", "b", "c"))
 
 
 # -- retraining -------------------------------------------------------------------------------

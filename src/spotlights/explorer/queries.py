@@ -290,7 +290,8 @@ def measure_of(query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None,
         estimated, left_out = spot.influence_layers()
         if layer is None and not estimated:
             raise UnsupportedError(f"There is no estimate of influence through {', '.join(left_out)}.")
-        return (spot if layer is None else spot[layer]).influence(toward)
+        # The joint estimate may take minutes the first time: too long for a page.
+        return spot.influence(toward, rule="whitened") if layer is None else spot[layer].influence(toward)
     attention = spot[list(spot)[-1] if layer is None else layer]
     row = query.row(len(attention.queries))
     if row is not None:

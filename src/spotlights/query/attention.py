@@ -10,15 +10,25 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.dual_form import linear_map
-from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
+from spotlights.errors import SettingError, ShapeMismatchError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
 from spotlights.query.engine import Progress, View
-from spotlights.query.forward import ForwardPass, Target
+from spotlights.query.example_gradients import LayerQueries
+from spotlights.query.forward import ForwardPass, Target, parts_of
 from spotlights.query.history import Asked, History, Targets, find_history
-from spotlights.query.influence import Influence, LayerInfluence, unsupported_influence
+from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
+from spotlights.query.joint import (
+    MOST,
+    MOST_UNASKED,
+    JointInfluence,
+    answering_layer,
+    find_joint,
+    joint_layers,
+    unsupported_joint,
+)
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
@@ -264,6 +274,14 @@ class Attention(LayerMeasured):
 
     def layer_influence(self, target: Target, damping: float | None, *, balance: bool) -> LayerInfluence:
         """This layer's share of an influence."""
+        self._need_influence()
+        owners, inputs = self.owners(target)
+        directions = self._forward.directions(self.layer, target).cpu()
+        rows = len(owners) / inputs
+        options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
+        return LayerInfluence(self.view, self.recorded, self.queries, directions, **options)
+
+    def _need_influence(self) -> None:
         self._need_plain("Influence is")
         reason = unsupported_influence(self.recorded.entry)
         if self.transposed or reason is not None:
@@ -271,11 +289,19 @@ class Attention(LayerMeasured):
                 f'There is no estimate of influence through "{self.use}": {reason or "its weight is shared"}. '
                 "Its contributions are exact."
             )
+
+    def layer_queries(self, target: Target) -> LayerQueries:
+        """The gradient of a number of interest with respect to this layer's weights, as the joint estimate needs it."""
+        self._need_influence()
         owners, inputs = self.owners(target)
         directions = self._forward.directions(self.layer, target).cpu()
-        rows = len(owners) / inputs
-        options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
-        return LayerInfluence(self.view, self.recorded, self.queries, directions, **options)
+        return LayerQueries(DirectedQueries(self.queries, directions, directions.new_ones(len(owners))), owners, inputs)
+
+    @property
+    def gives_output(self) -> bool:
+        """Whether the model's output is this layer's."""
+        outputs = parts_of(self._forward.output).values()
+        return any(self._forward.calls[self.use].is_all_of(output) for output in outputs)
 
     def _need_plain(self, what: str) -> None:
         if self.kernel != "dot":
@@ -310,6 +336,8 @@ class Spotlights(dict[str, Attention]):
         self,
         target: Target,
         *,
+        rule: str | None = None,
+        loss: str | None = None,
         layers: Sequence[str] | None = None,
         damping: float | None = None,
         balance: bool = True,
@@ -323,23 +351,65 @@ class Spotlights(dict[str, Attention]):
         Args:
             target: a class (the logit of that class), one class for each input, or a function of the model's
                 output that gives one number for each input.
+            rule: "whitened" (contributions with whitened keys, layer by layer), "joint" (Gauss-Newton over all layers
+                at once, in the space of examples) or "both" (their sum, the second scaled to the spread of the first
+                over the training examples). None: "both" for classes, "joint" for a squared loss; "whitened" where
+                a joint estimate is not possible or would take more than some minutes.
+            loss: "classes" (a cross-entropy) or "squared"; None to tell by the recorded errors. What is not a
+                cross-entropy over several outputs counts as squared.
             layers: only through these; through all by default.
-            damping: λ of the whitening; None for the measured default.
-            balance: divide each layer's share by the mean square of its errors, so that no layer counts by its scale
-                alone. False adds the shares up as they are.
+            damping: λ; None for the measured defaults, 0.3 for "whitened" and 1 for "joint".
+            balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
+                gradients ("joint"), so that no layer counts by its scale alone. False adds the shares up as they are.
         """
+        if rule is not None and rule not in RULES:
+            raise SettingError(f'rule="{rule}": there are {", ".join(RULES)}.')
         estimated, left_out = self.influence_layers()
         if layers is not None:
             estimated, left_out = list(layers), []
         attentions = [self[name] for name in estimated]
-        parts = [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
         rows = [attention.owners(target) for attention in attentions]
-        return Influence(
-            parts,
-            [owners for owners, _ in rows],
-            inputs=max((count for _, count in rows), default=0),
-            left_out=left_out,
-        )
+        inputs = max((count for _, count in rows), default=0)
+        owners = [owner for owner, _ in rows]
+        joint, too_large = None, False
+        if rule != "whitened" and attentions:
+            try:
+                joint = self._joint(target, attentions, inputs, loss=loss, damping=damping, balance=balance, rule=rule)
+            except TooLargeError:
+                if rule is not None:
+                    raise
+                too_large = True
+        if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
+            return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
+        parts = [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
+        whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
+        if joint is None:
+            return whitened
+        both = [*parts, joint.with_spread(whitened.spread)]
+        return Influence(both, [*owners, torch.arange(inputs)], inputs=inputs, left_out=left_out)
+
+    def _joint(
+        self,
+        target: Target,
+        attentions: Sequence[Attention],
+        inputs: int,
+        *,
+        loss: str | None,
+        damping: float | None,
+        balance: bool,
+        rule: str | None,
+    ) -> JointInfluence | None:
+        """The joint estimate; None where nobody asked for it and it is not possible."""
+        view = attentions[0].view
+        names = joint_layers(view.reader, [attention.layer for attention in attentions])
+        if rule is None and (not names or unsupported_joint(view.reader) is not None):
+            return None
+        outputs = [name for name, each in self.items() if not each.transposed and each.gives_output]
+        most = MOST_UNASKED if rule is None else MOST
+        answering = answering_layer(view.reader, outputs)
+        joint = find_joint(view, names, answering, loss, balance=balance, most=most)
+        asked = {each.layer: each.layer_queries(target) for each in attentions if each.layer in names}
+        return joint.influence(view, asked, inputs=inputs, damping=damping)
 
     def history(self, target: Targets, *, progress: Progress = lambda share: None) -> History:
         """What each slot added to a number of interest during training, through all layers: exact, and checked.

@@ -39,6 +39,7 @@ from spotlights.query.coefficients import StepNumbers, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, one_input
 from spotlights.query.engine import Progress, Turn, View
+from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.plan import Plan
 from spotlights.query.reducers import ErrorSizeReducer, KeyMomentsReducer
@@ -52,6 +53,7 @@ STRETCHES = 48
 """The pass for the moments is divided into so many stretches of training at most; others may ask in between."""
 _WIDE = 1024
 """From so many numbers in a key on, a matrix of all pairs is worth avoiding."""
+RULES = ("whitened", "joint", "both")
 DAMPING = 0.3
 """λ, as chosen on one half of the tests and subsets of one setting (docs/truth.md)."""
 
@@ -123,38 +125,60 @@ class Influence(OverLayers):
 
     def __init__(
         self,
-        parts: Sequence[Contributions],
+        parts: Sequence[Contributions | JointInfluence],
         owners: Sequence[Int64[Tensor, "_"]],
         *,
         inputs: int,
         left_out: Sequence[str] = (),
+        too_large: bool = False,
     ) -> None:
         """
         Args:
-            parts: the influence through each layer.
+            parts: the influence through each layer, or the joint estimate, or both; their values are added up.
             owners: which input each query of a part belongs to.
             inputs: how many inputs there are.
             left_out: the recorded layers through which influence is not estimated.
+            too_large: whether the joint estimate is missing because it would take long.
         """
         if not parts:
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         super().__init__(parts)
-        self._parts: Sequence[Contributions] = parts
+        self._parts: Sequence[Contributions | JointInfluence] = parts
         self._owners = owners
         self._inputs = inputs
         self._left_out = left_out
+        self._too_large = too_large
 
     def __len__(self) -> int:
         return self._inputs
 
     @property
     def note(self) -> str | None:
-        note = self._parts[0].note
-        return f"{note}; not estimated through {', '.join(self._left_out)}" if self._left_out else note
+        notes = [self._parts[0].note]
+        if self._mixed:
+            notes += [self._parts[-1].note, "both estimates with the same spread over the training examples"]
+        if self._too_large:
+            notes.append('without the joint estimate, which would take long (rule="both")')
+        if self._left_out:
+            notes.append(f"not estimated through {', '.join(self._left_out)}")
+        return "; ".join(filter(None, notes))
+
+    @property
+    def rule(self) -> str:
+        """What the estimate is made of: one of `RULES`."""
+        return "both" if self._mixed else "joint" if isinstance(self._parts[0], JointInfluence) else "whitened"
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {"left_out": self._left_out, "too_large": self._too_large}
+
+    @property
+    def _mixed(self) -> bool:
+        return len({isinstance(part, JointInfluence) for part in self._parts}) > 1
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
-        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, left_out=self._left_out)
+        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, **self._said)
 
     def keep(self) -> Influence:
         """The influence on one input, with the values of all slots computed once."""
@@ -166,15 +190,27 @@ class Influence(OverLayers):
         """The same kept values, for the slots of another view of the memory."""
         return self._of([part.within(memory) for part in self._parts])
 
-    def _of(self, parts: Sequence[Contributions]) -> Influence:
-        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, left_out=self._left_out)
+    def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
+        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
 
     def _of_layers(self, column: str, bins: int | None) -> list[Totals]:
         groups = max(len(part.grouping(column, bins)) for part in self._parts)
         self._check_size(groups, self._inputs)
         return [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
 
-    def _of_layer(self, part: Contributions, owners: Int64[Tensor, "_"], column: str, bins: int | None) -> Totals:
+    def spread(self) -> Float[Tensor, "inputs"]:
+        """The standard deviation over all training examples, for each input; whatever the view."""
+        parts = []
+        for part in self._parts:
+            whole = as_of(part.view.reader, Everything(), part.view.until)
+            parts.append(part.seen_from(replace(part.view, selection=whole)))
+        total = Influence(parts, self._owners, inputs=self._inputs).totals("example")
+        known = torch.tensor([group is not None for group in total.groups])
+        return total.values[:, known].std(dim=1, correction=0)
+
+    def _of_layer(
+        self, part: Contributions | JointInfluence, owners: Int64[Tensor, "_"], column: str, bins: int | None
+    ) -> Totals:
         question, groups = AskTotals(column, bins=bins), part.grouping(column, bins)
         quick = part.totals_by_input(groups, owners, self._inputs)
         if quick is not None:
@@ -203,7 +239,7 @@ class Influence(OverLayers):
         return super().bottom(k, by=by, per=per)
 
     def __repr__(self) -> str:
-        layers = ", ".join(part.layer for part in self._parts)
+        layers = ", ".join(dict.fromkeys(part.layer for part in self._parts))
         return f"Influence({layers}: {self._inputs} inputs; {self.note})"
 
 

@@ -212,7 +212,11 @@ class LayerMeasured(Measured):
 
     def within(self: M, memory: Memory) -> M:
         """The same kept values, for the slots of another view of the memory."""
-        return self._with(view=memory.view)
+        return self.seen_from(memory.view)
+
+    def seen_from(self: M, view: View) -> M:
+        """The same values, for the slots of another view."""
+        return self._with(view=view)
 
     def absolute(self: M) -> M:
         """The magnitudes of the values."""

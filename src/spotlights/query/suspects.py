@@ -72,7 +72,7 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
         strings = reader.manifest.columns["module"].strings
         own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
         selection = selection & OneOf("module", own, "the layer itself")
-    per_step = _loss_scale(reader.log(name), reader.steps)
+    per_step = loss_scale(reader.log(name), reader.steps)
     errors = ErrorSumsReducer(recorded.entry.out_features, examples, per_step)
     errors = view.reduce(name, errors, selection=selection)
     labels = examples.labels
@@ -95,7 +95,7 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
     )
 
 
-def _loss_scale(log: StepLog, steps: int) -> Float[Tensor, "steps"]:
+def loss_scale(log: StepLog, steps: int) -> Float[Tensor, "steps"]:
     """What undoes the scale of a scaled loss: the γ of a parameter that is not clipped."""
     factors = list(log.factor.values())
     return torch.stack(factors).amax(dim=0) if factors else torch.ones(steps, dtype=torch.float64)

@@ -19,8 +19,8 @@ from spotlights.errors import SettingError
 from spotlights.results import Printable, build
 from spotlights.selections import parse_selections
 from spotlights_paper.experiments.progress import stage
+from spotlights_paper.experiments.truth.data import margins
 from spotlights_paper.experiments.truth.scoring import spearman
-from spotlights_paper.experiments.truth.settings import margins
 
 TESTS = 500
 """Test inputs of each source that are asked about."""

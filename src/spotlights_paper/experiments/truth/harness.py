@@ -19,9 +19,9 @@ import torch
 
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.results import Printable, build
-from spotlights_paper.experiments.images import Prepared
 from spotlights_paper.experiments.paper import Estimate
 from spotlights_paper.experiments.progress import stage
+from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.mislabelled import Mislabelled, find_mislabelled
 from spotlights_paper.experiments.truth.recorded import METHODS, MethodScores, Recorded, ask, record, train_plainly
 from spotlights_paper.experiments.truth.removal import Removal, draw, removal_curve
@@ -100,7 +100,7 @@ def evaluate(
     """Records, retrains, asks and compares.
 
     Args:
-        name: a setting: mnist-mlp, fashion-mlp, mnist-cnn-sgd, mnist-cnn, mnist-mlp-adam.
+        name: one of `SETTINGS`.
         out: the folder; goes on with what lies there.
         retrains: networks retrained on random halves with fresh seeds.
         again: how many of them once more with other seeds, for the best possible score.
@@ -128,7 +128,7 @@ def evaluate(
         refused = _ask_all(data, recorded, folder, methods)
     members = halves(retrains, len(data.train))
     # The first half of both was for choosing; the second has not been looked at.
-    rest, later = slice(setting.test_images // 2, None), slice(retrains // 2, None)
+    rest, later = slice(len(data.test) // 2, None), slice(retrains // 2, None)
     rows = []
     with stage("comparing"):
         answers = list(kept_answers(folder))
@@ -154,7 +154,7 @@ def evaluate(
         rows,
         None if other is None else ceiling(fresh[:again], other),
         refused,
-        find_mislabelled(setting, data, folder) if mislabelled else None,
+        find_mislabelled(setting, data, folder) if mislabelled and data.kind == "classes" else None,
         removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
     )
     if truth.removal:
@@ -163,7 +163,7 @@ def evaluate(
     return truth
 
 
-def _ask_all(data: Prepared, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
+def _ask_all(data: Data, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
     """Asks what has not been asked before; returns what this memory cannot answer, in sentences."""
     refused = []
     for method in methods:

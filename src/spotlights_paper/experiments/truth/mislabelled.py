@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from scipy import stats
 from torch import Tensor
 
-from spotlights_paper.experiments.images import Prepared
+from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.recorded import order_of, record
 from spotlights_paper.experiments.truth.settings import Setting
 
@@ -37,7 +37,7 @@ class Mislabelled:
         )
 
 
-def find_mislabelled(setting: Setting, data: Prepared, folder: Path) -> Mislabelled:
+def find_mislabelled(setting: Setting, data: Data, folder: Path) -> Mislabelled:
     """Flips labels, records a run on them, and ranks the training examples by suspicion."""
     train = data.train
     labels, wrong = flipped(train.labels, SHARE, len(data.classes))

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import spotlights as sl
+from spotlights.errors import UnsupportedError
 from spotlights.results import Totals
-from spotlights_paper.experiments.images import Prepared
-from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network, margins
+from spotlights_paper.experiments.truth.data import Data
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
 MEMORY, MODEL, SECONDS = "run.memory", "model.safetensors", "seconds.txt"
 
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def _train(
-    setting: Setting, data: Prepared, seed: int, recorder: Callable[[nn.Module, torch.optim.Optimizer], Any]
+    setting: Setting, data: Data, seed: int, recorder: Callable[[nn.Module, torch.optim.Optimizer], Any]
 ) -> tuple[nn.Module, float]:
     """Trains a network inside a context, which may be a recorder; returns it and the seconds."""
     model = initial_network(setting, seed)
@@ -49,19 +49,20 @@ def _train(
         for epoch in epoch_orders(len(data.train), setting.epochs, seed):
             for batch in epoch.split(setting.batch):
                 if recording is not None:
-                    recording.batch(example=data.train.ids[batch], label=data.train.labels[batch])
+                    labels = {"label": data.train.labels[batch]} if data.kind == "classes" else {}
+                    recording.batch(example=data.train.ids[batch], **labels)
                 optimizer.zero_grad()
-                F.cross_entropy(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
+                data.loss(model(data.train.inputs[batch]), data.train.labels[batch]).backward()
                 optimizer.step()
     return model, time.perf_counter() - started
 
 
-def train_plainly(setting: Setting, data: Prepared, seed: int = 0) -> tuple[nn.Module, float]:
+def train_plainly(setting: Setting, data: Data, seed: int = 0) -> tuple[nn.Module, float]:
     """The same training without recording, and its seconds."""
     return _train(setting, data, seed, lambda model, optimizer: nullcontext())
 
 
-def record(setting: Setting, data: Prepared, folder: Path, seed: int = 0) -> Recorded:
+def record(setting: Setting, data: Data, folder: Path, seed: int = 0) -> Recorded:
     """Trains with recording, or opens what was recorded here before."""
     if not (folder / MODEL).exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,25 +75,25 @@ def record(setting: Setting, data: Prepared, folder: Path, seed: int = 0) -> Rec
     return Recorded(folder, model, float((folder / SECONDS).read_text()))
 
 
-def ask_about(data: Prepared, recorded: Recorded) -> sl.Spotlights:
+def ask_about(data: Data, recorded: Recorded) -> sl.Spotlights:
     """The attention of all test images."""
     return recorded.memory.attend(recorded.model, data.test.inputs)
 
 
-def in_order(totals: Totals, data: Prepared) -> Float[Tensor, "test train"]:
+def in_order(totals: Totals, data: Data) -> Float[Tensor, "test train"]:
     """Totals by example, in the order of the training images."""
     return totals.values[:, order_of(totals.groups, data)]
 
 
-def order_of(examples: Sequence[Any], data: Prepared) -> list[int]:
+def order_of(examples: Sequence[Any], data: Data) -> list[int]:
     """Where each training image is among some examples."""
     where = {example: index for index, example in enumerate(examples)}
     return [where[example] for example in data.train.ids.tolist()]
 
 
-def margin_of(data: Prepared) -> Callable[[Tensor], Tensor]:
-    """The number of interest: how sure the network is of each test image's true class."""
-    return lambda output: margins(output, data.test.labels)
+def margin_of(data: Data) -> Callable[[Tensor], Tensor]:
+    """The number of interest of each test input."""
+    return lambda output: data.number(output, data.test.labels)
 
 
 # -- methods ----------------------------------------------------------------------------------
@@ -108,11 +109,12 @@ class MethodScores:
     """On top of training (and recording)."""
 
 
-def influence(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
-    return in_order(ask_about(data, recorded).influence(margin_of(data), balance=False).totals("example"), data)
+def influence(data: Data, recorded: Recorded, rule: str | None = None) -> Float[Tensor, "test train"]:
+    """The library's default, or one of its rules."""
+    return in_order(ask_about(data, recorded).influence(margin_of(data), rule=rule).totals("example"), data)
 
 
-def contributions(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+def contributions(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """All layers added up: exact in the last one, first order in the others."""
     layers, target = list(ask_about(data, recorded).values()), margin_of(data)
     owners = [attention.owners(target)[0] for attention in layers]
@@ -120,26 +122,45 @@ def contributions(data: Prepared, recorded: Recorded) -> Float[Tensor, "test tra
     return in_order(sl.Influence(parts, owners, inputs=len(data.test.labels)).totals("example"), data)
 
 
-def scores(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+def scores(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """The last layer's attention."""
     spot = ask_about(data, recorded)
     return in_order(spot[list(spot)[-1]].totals("example"), data)
 
 
-def same_label(data: Prepared, recorded: Recorded) -> Float[Tensor, "test train"]:
+def same_label(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """Knows nothing but labels: what any method must beat."""
+    if data.kind != "classes":
+        raise UnsupportedError("there are no classes.")
     return (data.test.labels[:, None] == data.train.labels[None]).double()
 
 
-METHODS: dict[str, Callable[[Prepared, Recorded], Float[Tensor, "test train"]]] = {
+def words(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
+    """Knows nothing but texts: TF-IDF of groups of letters."""
+    if not data.train.texts:
+        raise UnsupportedError("there is no text.")
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectors = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
+    train, test = vectors.fit_transform(data.train.texts), vectors.transform(data.test.texts)
+    alike = torch.from_numpy((test @ train.T).toarray())
+    if data.kind == "classes":  # a text of another class speaks against
+        alike = alike * torch.where(data.test.labels[:, None] == data.train.labels[None], 1.0, -1.0)
+    return alike
+
+
+METHODS: dict[str, Callable[[Data, Recorded], Float[Tensor, "test train"]]] = {
     "influence": influence,
+    "whitened": partial(influence, rule="whitened"),
+    "joint": partial(influence, rule="joint"),
     "contribution": contributions,
     "score": scores,
     "same label": same_label,
+    "TF-IDF": words,
 }
 
 
-def ask(method: str, data: Prepared, recorded: Recorded) -> MethodScores:
+def ask(method: str, data: Data, recorded: Recorded) -> MethodScores:
     started = time.perf_counter()
     numbers = METHODS[method](data, recorded)
     return MethodScores(method, numbers, time.perf_counter() - started)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from spotlights.figures import add_note, new_figure, save
 from spotlights.figures.palette import CLASSES, FOR, QUIET, style
-from spotlights_paper.experiments.images import Prepared
 from spotlights_paper.experiments.progress import track
+from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.recorded import METHODS, Recorded
 from spotlights_paper.experiments.truth.retraining import Job, kept_margins
 from spotlights_paper.experiments.truth.settings import Setting, epoch_orders
@@ -44,7 +44,7 @@ class Removal:
         return f"margin after dropping the first examples by {self.method}: {steps}"
 
 
-def removal_curve(setting: Setting, data: Prepared, folder: Path, *, tests: int, recorded: Recorded) -> list[Removal]:
+def removal_curve(setting: Setting, data: Data, folder: Path, *, tests: int, recorded: Recorded) -> list[Removal]:
     """Retrains once for each method, number and test image.
 
     The first `tests` test images that the recorded network answers rightly are used. Each has a fresh seed of its own
@@ -102,7 +102,7 @@ def draw(curves: Sequence[Removal], tests: int, path: Path) -> Path:
     return save(figure, path)
 
 
-def _ranking(method: str, data: Prepared, recorded: Recorded, chosen: Tensor) -> Int64[Tensor, "chosen train"]:
+def _ranking(method: str, data: Data, recorded: Recorded, chosen: Tensor) -> Int64[Tensor, "chosen train"]:
     """The training examples for each chosen test image, first those to drop."""
     if method == "random":
         scores = torch.rand(len(chosen), len(data.train), generator=torch.Generator().manual_seed(_SEED))

@@ -19,12 +19,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
-from torch.nn import functional as F
 
 from spotlights.errors import SettingError
-from spotlights_paper.experiments.images import Prepared
 from spotlights_paper.experiments.progress import track
-from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network, margins
+from spotlights_paper.experiments.truth.data import Data
+from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
 AT_ONCE = 20
 """Networks trained together: so few that their parameters stay in the processor's cache."""
@@ -51,18 +50,18 @@ class Job:
         return torch.stack([epoch[inside[epoch]] for epoch in self.order[:count]])
 
 
-def retrain(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> Float[Tensor, "jobs test"]:
+def retrain(setting: Setting, data: Data, jobs: Sequence[Job]) -> Float[Tensor, "jobs test"]:
     """Trains every job's network, some at once; returns its margin on each test image."""
     template = setting.network()
 
     def answer(parameters: dict[str, Tensor]) -> Tensor:
-        return margins(functional_call(template, parameters, (data.test.inputs,)), data.test.labels)
+        return data.number(functional_call(template, parameters, (data.test.inputs,)), data.test.labels)
 
     with torch.no_grad():
         return torch.cat([vmap(answer)(parameters) for parameters in trained(setting, data, jobs)])
 
 
-def trained(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> Iterator[dict[str, Tensor]]:
+def trained(setting: Setting, data: Data, jobs: Sequence[Job]) -> Iterator[dict[str, Tensor]]:
     """The stacked parameters of every job's network, some at a time."""
     if len({len(job.members) for job in jobs}) > 1:
         raise SettingError("Networks that are trained at once need equally many examples each.")
@@ -70,14 +69,14 @@ def trained(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> Iterator[d
         yield _together(setting, data, jobs[start : start + AT_ONCE])
 
 
-def _together(setting: Setting, data: Prepared, jobs: Sequence[Job]) -> dict[str, Tensor]:
+def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> dict[str, Tensor]:
     networks = [initial_network(setting, job.seed) for job in jobs]
     template = networks[0]
     stacked, _ = stack_module_state(networks)
     parameters = {name: values.detach() for name, values in stacked.items()}
 
     def loss(network: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(template, network, (inputs,)), labels)
+        return data.loss(functional_call(template, network, (inputs,)), labels)
 
     gradients = vmap(grad(loss))
     step = _optimizer(setting, parameters)
@@ -114,7 +113,7 @@ def halves(count: int, examples: int, seed: int = 0) -> Bool[Tensor, "subsets ex
 
 
 def retrained(
-    folder: Path, setting: Setting, data: Prepared, *, kind: str, count: int, recorded_seed: int = 0
+    folder: Path, setting: Setting, data: Data, *, kind: str, count: int, recorded_seed: int = 0
 ) -> Float[Tensor, "subsets test"]:
     """Margins on the test images, for networks trained on `count` halves."""
     if kind not in KINDS:
@@ -129,7 +128,7 @@ def retrained(
 
 
 def kept_margins(
-    path: Path, setting: Setting, data: Prepared, jobs: Sequence[Job], tests: Int64[Tensor, "jobs"] | None = None
+    path: Path, setting: Setting, data: Data, jobs: Sequence[Job], tests: Int64[Tensor, "jobs"] | None = None
 ) -> Float[Tensor, "jobs ..."]:
     """The margins of every job's network, or only its margin on one test image of its own.
 

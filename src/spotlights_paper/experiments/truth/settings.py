@@ -2,7 +2,8 @@
 
 `mnist-mlp` is the one of the dattri benchmark (first 5,000 training and 500 test images), on which λ was
 chosen, on one half of its tests and subsets. That influence leaves out Adam's preconditioner was chosen on
-`mnist-mlp-adam`; what was seen on `mnist-cnn` is told in docs/truth.md. Nothing was chosen on the others. In the
+`mnist-mlp-adam`; what was seen on `mnist-cnn` is told in docs/truth.md. Nothing was chosen on
+the others. In the
 convolutional ones whatever the recorder covers is recorded.
 """
 
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import UnknownNameError
-from spotlights_paper.datasets import load
-from spotlights_paper.experiments.images import Prepared, normalised
 from spotlights_paper.experiments.training import mlp
+from spotlights_paper.experiments.truth.data import LETTERS, Data, load_data
 
 
 class SmallCNN(nn.Module):
@@ -37,6 +39,63 @@ class SmallCNN(nn.Module):
         return self.last(self.hidden(maps.flatten(1)).relu())
 
 
+class DigitsCNN(nn.Module):
+    """One convolution on images of 8 × 8, two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+        self.hidden = nn.Linear(8 * 4 * 4, 32)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, inputs: Float[Tensor, "batch 64"]) -> Float[Tensor, "batch 10"]:
+        maps = self.first(inputs.reshape(-1, 1, 8, 8)).relu()
+        return self.last(self.hidden(maps.flatten(1)).relu())
+
+
+class WordMean(nn.Module):
+    """The mean of the embeddings of a passage's words, then two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4096, 16)
+        self.hidden = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, words: Int64[Tensor, "batch words"]) -> Float[Tensor, "batch 2"]:
+        return self.last(self.hidden(self.embedding(words).mean(dim=1)).relu())
+
+
+class LetterGPT(nn.Module):
+    """A transformer of one block with a table of positions; embeddings start at a standard deviation of 0.02."""
+
+    def __init__(self, letters: int = 128, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.letters = nn.Embedding(letters, width)
+        self.places = nn.Embedding(LETTERS, width)
+        for table in (self.letters, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+        self.attention_norm, self.norm, self.last_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.mixed = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.last = nn.Linear(width, letters)
+
+    def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch length letters"]:
+        length = tokens.shape[1]
+        x = self.letters(tokens) + self.places(torch.arange(length))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.mixed(self.attention_norm(x)).chunk(3, dim=-1)
+        )
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-1, -2) / k.shape[-1] ** 0.5).masked_fill(later, float("-inf")).softmax(dim=-1)
+        x = x + self.attended((weights @ v).transpose(1, 2).flatten(-2))
+        x = x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+        return self.last(self.last_norm(x))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What is trained, on what, and how."""
@@ -47,7 +106,7 @@ class Setting:
     train_images: int = 5000
     test_images: int = 500
     optimizer: str = "sgd"
-    """"sgd" or "adam"."""
+    """"sgd", "adam" or "adamw"."""
     lr: float = 0.01
     momentum: float = 0.9
     """Of SGD."""
@@ -59,11 +118,18 @@ class Setting:
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=0.01)
         return torch.optim.Adam(parameters, lr=self.lr)
 
 
 def _mnist_mlp() -> nn.Module:
     return mlp((784, 128, 64, 10))
+
+
+def _small(**options: Any) -> Setting:
+    """A setting that needs no download and takes minutes with its halves."""
+    return Setting(train_images=1000, test_images=100, batch=32, **options)
 
 
 SETTINGS = {
@@ -74,6 +140,22 @@ SETTINGS = {
         Setting(name="mnist-cnn-sgd", data="mnist", network=SmallCNN, epochs=20),
         Setting(name="mnist-cnn", data="mnist", network=SmallCNN, optimizer="adam", lr=1e-3, epochs=15),
         Setting(name="mnist-mlp-adam", data="mnist", network=_mnist_mlp, optimizer="adam", lr=1e-3, epochs=15),
+        _small(name="digits-mlp", data="digits", network=partial(mlp, (64, 32, 10)), epochs=30),
+        _small(name="digits-cnn", data="digits", network=DigitsCNN, optimizer="adam", lr=2e-3, epochs=15),
+        _small(
+            name="diabetes", data="diabetes", network=partial(mlp, (10, 32, 1)), optimizer="adamw", lr=3e-3, epochs=40
+        ),
+        _small(name="friedman", data="friedman", network=partial(mlp, (10, 32, 1)), lr=0.02, epochs=40),
+        _small(
+            name="cancer",
+            data="breast-cancer",
+            network=partial(mlp, (30, 32, 2)),
+            optimizer="adamw",
+            lr=2e-3,
+            epochs=30,
+        ),
+        _small(name="passages", data="passages", network=WordMean, optimizer="adamw", lr=3e-3, epochs=15),
+        _small(name="letter-gpt", data="letters", network=LetterGPT, optimizer="adamw", lr=3e-3, epochs=15),
     )
 }
 
@@ -86,9 +168,9 @@ def setting_named(name: str, *, quick: bool = False) -> Setting:
     return replace(setting, train_images=200, test_images=20, epochs=3) if quick else setting
 
 
-def prepare(setting: Setting) -> Prepared:
-    """The first images of both splits, normalised by the training images that are used."""
-    return normalised(load(setting.data), torch.arange(setting.train_images), setting.test_images)
+def prepare(setting: Setting) -> Data:
+    """The training and test examples."""
+    return load_data(setting.data, setting.train_images, setting.test_images)
 
 
 def initial_network(setting: Setting, seed: int) -> nn.Module:
@@ -102,10 +184,3 @@ def epoch_orders(count: int, epochs: int, seed: int) -> Int64[Tensor, "epochs co
     """The order of the examples in each epoch; the same one for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
-
-
-def margins(output: Float[Tensor, "... classes"], labels: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The margin of the true class: its logit against all the others together, `log p/(1−p)`."""
-    chosen = labels[..., None].expand(*output.shape[:-1], 1)
-    others = output.scatter(-1, chosen, float("-inf"))
-    return output.gather(-1, chosen)[..., 0] - others.logsumexp(dim=-1)

@@ -1,0 +1,328 @@
+"""The joint estimate of influence: all layers together, in the space of examples.
+
+For a visit v of example i let `G_v = Σ_rows δ ⊗ [k; 1]` be the gradient of the example's own loss, over all layers, and
+`e_v` the error of the layer that answers. An example stands for one direction in the space of weights,
+`A_i = mean over visits of G_v / ρ_v`. Under a squared loss `ρ_v = ±|e_v|`, and A_i is the gradient of the answer
+itself; under a cross-entropy `ρ_v = |e_v|^½`. Training moved the weights along `Σ_i R_i A_i`, with
+`R_i = Σ_visits c_v ρ_v`. The estimate for a number with gradient F is
+
+    score_i = R_i · [(A Aᵀ + λ·mean(diag A Aᵀ)·I)⁻¹ A F]_i
+
+Without the inverse this is the plain contribution, up to the mean over visits. The inverse divides out what other
+examples would have taught as well: Gauss-Newton, with a matrix of examples instead of one of weights. Each layer's part
+of `A Aᵀ` and `A F` is divided by its mean diagonal (`balance`): no layer counts by its scale alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.errors import SettingError, TooLargeError, UnsupportedError
+from spotlights.memory.blocks import Block, Everything, OneOf, Selection, as_of
+from spotlights.memory.format.columns import MISSING_INT
+from spotlights.memory.layer_reader import LayerReader
+from spotlights.memory.reader import MemoryReader
+from spotlights.query.coefficients import unroll_plainly
+from spotlights.query.columns import Grouping
+from spotlights.query.engine import View
+from spotlights.query.example_gradients import Gram, LayerGradients, LayerQueries, VisitNumbers
+from spotlights.query.measured import LayerMeasured
+from spotlights.query.plan import BlockValues, Measure
+from spotlights.query.reducers import Reducer
+from spotlights.query.suspects import loss_scale
+from spotlights.sparse_rows import dense
+
+LOSSES = ("classes", "squared")
+DAMPING = 1.0
+"""λ, as fixed before the settings of docs/truth.md were run."""
+MOST, MOST_UNASKED = 1e15, 1e13
+"""Multiplications: more would take hours. Where nobody asked for the joint estimate, a few minutes are enough."""
+TOKENS = 4096
+"""Embeddings of more tokens are left out: their gradients have a row for each."""
+_SIGNED = 64
+"""Errors of up to so many outputs are kept to tell their sign."""
+
+
+# -- visits: how wrong the network was at each ----------------------------------------------------
+
+
+@dataclass(eq=False)
+class VisitErrorsReducer(Reducer):
+    """The errors of each visit, added up over its rows: their squares, and the errors themselves where they are few."""
+
+    adds = ("total", "size", "found")
+    out_features: int
+    per_step: Float[Tensor, "steps"]
+    """What to multiply errors by."""
+
+    def start(self) -> None:
+        self.total, self.size = 0.0, 0.0
+        """Σ|Σ_j e_j| and Σ|e_j|: next to nothing of the first is left where errors are those of probabilities."""
+        self.found: list[tuple[Tensor, ...]] = []
+        """Examples, steps, squares, sums and numbers of rows."""
+
+    def update(self, block: Block, values: Any) -> None:
+        examples, steps = block.column("example"), block.column("step")
+        known = examples != MISSING_INT
+        squares = torch.zeros(len(block), dtype=torch.float64)
+        sums = torch.zeros(len(block), self.out_features if self.out_features <= _SIGNED else 0, dtype=torch.float64)
+        for errors in block.errors():
+            scale = self.per_step[steps[errors.place]]
+            rows = dense(errors.rows).double() * (scale if errors.scale is None else scale * errors.scale)[:, None]
+            self.total += float(rows.sum(dim=1).abs().sum())
+            self.size += float(rows.abs().sum())
+            squares[errors.place] = rows.square().sum(dim=1)
+            if sums.shape[1]:
+                sums[errors.place] = rows
+        pairs = torch.stack([examples[known], steps[known].long()], dim=1)
+        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
+        none = torch.zeros(len(visits), dtype=torch.float64)
+        self.found.append(
+            (
+                visits,
+                none.index_add(0, owner, squares[known]),
+                none.new_zeros(len(visits), sums.shape[1]).index_add(0, owner, sums[known]),
+                none.index_add(0, owner, torch.ones_like(squares[known])),
+            )
+        )
+
+    def result(self) -> tuple[Tensor, ...]:
+        """The same for each visit once, sorted by example and step."""
+        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.found, strict=True))
+        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
+        return visits, *(each.new_zeros(len(visits), *each.shape[1:]).index_add(0, owner, each) for each in amounts)
+
+
+@dataclass(frozen=True, eq=False)
+class Visits:
+    """What the joint estimate has to know of each visit."""
+
+    loss: str
+    gradient: VisitNumbers
+    """What multiplies δ⊗k of a slot in A."""
+    taught: VisitNumbers
+    """What a visit adds to R, divided by its rows in the layer that answers."""
+    totals: Float[Tensor, "examples"]
+    """R."""
+
+
+def find_visits(view: View, layer: str, loss: str | None) -> Visits:
+    """Passes once over the errors of the layer that answers."""
+    reader, recorded = view.reader, view.reader.layer(layer)
+    steps = max(reader.steps, 1)
+    reducer = VisitErrorsReducer(recorded.entry.out_features, loss_scale(reader.log(layer), steps))
+    filled = view.reduce(layer, reducer, selection=_own_slots(reader, recorded, view.until))
+    if not filled.found:
+        raise SettingError(f'No slot of "{layer}" belongs to an example: there is nothing to estimate from.')
+    visits, squares, sums, rows = filled.result()
+    if loss is None:
+        of_classes = recorded.entry.out_features > 1 and filled.total <= 1e-2 * filled.size
+        loss = "classes" if of_classes else "squared"
+    examples, places = torch.unique(visits[:, 0], return_inverse=True)
+    at = visits[:, 1]
+    batch = torch.bincount(at, minlength=steps).double()[at]  # errors are those of a mean over the batch
+    sizes = squares.sqrt() * batch
+    if loss == "classes":
+        rho = sizes.sqrt()
+    else:
+        mean = sums.new_zeros(len(examples), sums.shape[1]).index_add(0, places, sums)
+        along = (sums * mean[places]).sum(dim=1)
+        rho = torch.where(along < 0, -sizes, sizes)
+    usable = rho.abs() > 1e-6 * rho.square().mean().sqrt()
+    seen = torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, usable.double()).clamp_min(1.0)
+    scale = loss_scale(reader.log(layer), steps)[at] * batch
+    weight = torch.where(usable, scale / torch.where(usable, rho, 1.0) / seen[places], 0.0)
+    taught = _step_numbers(reader, layer, view.until)[at] / scale * rho / rows
+    taught = torch.where(scale > 0, taught, 0.0)
+    keys = places * steps + at
+    return Visits(
+        loss,
+        VisitNumbers(examples, keys, steps, weight),
+        VisitNumbers(examples, keys, steps, taught),
+        torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, taught * rows),
+    )
+
+
+def _step_numbers(reader: MemoryReader, layer: str, until: int) -> Float[Tensor, "steps"]:
+    """What multiplied the gradient of each step: of the layer that answers, or of another one if that was frozen."""
+    numbers = torch.zeros(max(reader.steps, 1), dtype=torch.float64)
+    for name in (layer, *reader.layers):
+        unrolled = unroll_plainly(reader, name, until)
+        found = unrolled.weight if bool(unrolled.weight.any()) else unrolled.bias
+        if bool(found.any()):
+            numbers[: len(found)] = found
+            break
+    return numbers
+
+
+def _own_slots(reader: MemoryReader, recorded: LayerReader, until: int) -> Selection:
+    """All slots of a layer up to a step, without those of an embedding that shares its weight."""
+    selection = as_of(reader, Everything(), until)
+    if recorded.entry.turned:
+        strings = reader.manifest.columns["module"].strings
+        own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
+        selection = selection & OneOf("module", own, "the layer itself")
+    return selection
+
+
+# -- the estimate -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class JointValue(Measure):
+    """What a visit taught, times what the inverse makes of it; on the slots of the layer that answers."""
+
+    solved: Float[Tensor, "inputs examples"]
+    taught: VisitNumbers
+
+    @property
+    def width(self) -> int:
+        return len(self.solved)
+
+    def bind(self, reader: MemoryReader, layer: str) -> BlockValues:
+        dtype = reader.layer(layer).storage.compute_dtype
+        solved = self.solved.to(dtype)
+
+        def values(block: Block) -> Float[Tensor, "inputs rows"]:
+            places, numbers = self.taught.of(block)
+            return solved[:, places] * numbers.to(dtype)
+
+        return values
+
+
+class JointInfluence(LayerMeasured):
+    """The joint estimate for some inputs: a number for each visit, on the slots of the layer that answers."""
+
+    what = "influence"
+    signed = True
+
+    def __init__(
+        self, view: View, recorded: LayerReader, solved: Float[Tensor, "inputs examples"], joint: Joint, damping: float
+    ) -> None:
+        super().__init__(view, recorded, solved)
+        self._solved, self._joint, self._damping = solved, joint, damping
+        self._spread: Callable[[], Float[Tensor, "inputs"]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._solved)
+
+    def with_spread(self, spread: Callable[[], Float[Tensor, "inputs"]]) -> JointInfluence:
+        """The same, scaled so that each input's values spread over the training examples as another estimate's do.
+
+        Args:
+            spread: the other estimate's; asked for when a value is needed.
+        """
+        return self._with(_spread=spread)
+
+    def _scaled(self) -> Float[Tensor, "inputs examples"]:
+        if self._spread is not None:
+            own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
+            self._solved = self._solved * torch.where(own > 0, self._spread() / own, 0.0)[:, None]
+            self._spread = None
+        return self._solved
+
+    @property
+    def loss(self) -> str:
+        """What the estimate takes the loss for: one of `LOSSES`."""
+        return self._joint.visits.loss
+
+    @property
+    def note(self) -> str:
+        few = self._joint.gram.landmarks
+        inverse = "" if few is None else f", from {few:,} landmarks"
+        loss = "a squared loss" if self.loss == "squared" else "a cross-entropy"
+        return (
+            "an estimate of what leaving examples out would take away, joint over layers, "
+            f"as for {loss} (λ = {self._damping:g}{inverse})"
+        )
+
+    def measure(self, some: slice) -> Measure:
+        return JointValue(self._scaled()[some], self._joint.visits.taught)
+
+    def whole(self) -> JointInfluence:
+        """Added up over all inputs."""
+        return self._with(_solved=self._scaled().sum(dim=0, keepdim=True))
+
+    def totals_by_input(self, groups: Grouping, owners: Tensor, inputs: int) -> None:
+        """None: asking slot by slot is quick."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """All that the joint estimate needs to know of a memory; kept with the layer that answers."""
+
+    view: View
+    answering: str
+    visits: Visits
+    layers: dict[str, LayerGradients]
+    gram: Gram
+
+    def influence(
+        self, view: View, asked: dict[str, LayerQueries], *, inputs: int, damping: float | None
+    ) -> JointInfluence:
+        """The estimate for some inputs, about the slots of a view."""
+        damping = DAMPING if damping is None else damping
+        if not damping > 0:
+            raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
+        products = torch.zeros(len(self.visits.gradient.examples), inputs, dtype=torch.float64)
+        for name, layer in self.layers.items():
+            layer.add_products(asked[name], products)
+        solved = self.gram.solve(products, damping).T.contiguous()
+        return JointInfluence(view, view.reader.layer(self.answering), solved, self, damping)
+
+
+def find_joint(
+    view: View,
+    layers: Sequence[str],
+    answering: str,
+    loss: str | None,
+    *,
+    balance: bool = True,
+    landmarks: int | None = None,
+    most: float = MOST,
+) -> Joint:
+    """Passes over the memory for `A Aᵀ`; the last result is kept with the layer that answers."""
+    if loss is not None and loss not in LOSSES:
+        raise SettingError(f'loss="{loss}": there are {", ".join(LOSSES)}.')
+    known, key = view.reader.layer(answering).known, (view.until, tuple(layers), loss, balance, landmarks)
+    if known.get("joint", (None,))[0] != key:
+        reason = unsupported_joint(view.reader)
+        if reason is not None:
+            raise UnsupportedError(f"There is no joint estimate from {view.reader.address}: {reason}.")
+        visits = find_visits(view, answering, loss)
+        gradients = {name: LayerGradients(view, view.reader.layer(name), visits.gradient) for name in layers}
+        cost = sum(layer.cost for layer in gradients.values())
+        if cost > most:
+            raise TooLargeError(
+                f"The joint estimate would take {cost:.0e} multiplications. "
+                'Ask through some layers (layers=…), or with rule="whitened".'
+            )
+        gram = Gram(list(gradients.values()), len(visits.gradient.examples), balance=balance, landmarks=landmarks)
+        known["joint"] = key, Joint(view, answering, visits, gradients, gram)
+    return known["joint"][1]
+
+
+def unsupported_joint(reader: MemoryReader) -> str | None:
+    """Why there is no joint estimate; None if there is."""
+    if "example" not in reader.manifest.columns:
+        return "slots belong to no example"
+    if reader.manifest.sample is not None or reader.manifest.fold is not None:
+        return "the estimate needs the key and the error of every visit"
+    return None
+
+
+def joint_layers(reader: MemoryReader, layers: Sequence[str]) -> list[str]:
+    """Those of some layers whose gradients can be held: not embeddings of many tokens."""
+    entries = {name: reader.layer(name).entry for name in layers}
+    return [name for name, entry in entries.items() if len(entry.moments_shape) > 1 or entry.in_features <= TOKENS]
+
+
+def answering_layer(reader: MemoryReader, outputs: Sequence[str]) -> str:
+    """The layer whose errors tell how wrong the network was: one that gives the output, or the last one."""
+    return [*reader.layers, *(name for name in reader.layers if name in outputs)][-1]
