@@ -297,12 +297,16 @@ class Subject:
             if isinstance(row, dict | tuple):
                 named = row.items() if isinstance(row, dict) else enumerate(row)
                 return {str(name): value[0].reshape(-1)[:SHOWN_NUMBERS].tolist() for name, value in named}
-            row = row[0].detach().cpu()
-            if self.tokenizer is not None and row.ndim == 1 and not row.is_floating_point():
-                return self.tokenizer.decode(row.tolist())
-            return row if row.ndim >= 2 else row.reshape(-1)[:SHOWN_NUMBERS].tolist()
+            return self.looks(row[0])
 
         return show
+
+    def looks(self, row: Tensor) -> Any:
+        """How one input looks if nobody says: an image, a text, or a row of numbers."""
+        row = row.detach().cpu()
+        if self.tokenizer is not None and row.ndim == 1 and not row.is_floating_point():
+            return self.tokenizer.decode(row.tolist())
+        return row if row.ndim >= 2 else row.reshape(-1)[:SHOWN_NUMBERS].tolist()
 
 
 # -- what users give --------------------------------------------------------------------------

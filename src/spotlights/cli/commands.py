@@ -171,9 +171,7 @@ def history(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    target: Annotated[
-        str | None, optional(help='The output, or the difference of two, such as "7-9"; the largest one by default.')
-    ] = None,
+    target: options.Target = None,
     by: Annotated[
         str | None, optional(help="The column, such as label or source; by default one that has few values.")
     ] = None,
@@ -225,7 +223,10 @@ def mask(
         ),
     ],
     subject: options.Subject = None,
-    layers: Annotated[str | None, optional(help="Only in these layers, such as layers.1,layers.2.")] = None,
+    layers: Annotated[
+        str | None,
+        optional(help='In these layers, such as layers.1,layers.2, or "all"; in the layer that answers by default.'),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show an answer with and without some of the training."""

@@ -107,7 +107,10 @@ Measure = Annotated[
         "long as a training run), score or absolute (the score's size)."
     ),
 ]
-Target = Annotated[int | None, optional(min=0, help="The output, by its number; the largest one by default.")]
+Target = Annotated[
+    str | None,
+    optional(help='The output, by its number, or the difference of two, such as "7-9"; the largest one by default.'),
+]
 Shard = Annotated[
     str | None,
     optional(help='Only this share of the memory, such as "3/20", as one job of an array; needs --out.'),

@@ -27,7 +27,7 @@ from spotlights.memory.format.manifest import Manifest, SegmentEntry
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
-from spotlights.sparse_rows import SparseRows
+from spotlights.sparse_rows import SparseRows, dense
 
 ROWS = 4096
 """Rows converted at once: few enough for their float32 copy to stay in the cache."""
@@ -311,6 +311,19 @@ class LayerReader:
         for segment, places, local in self._by_segment(numbers, bounds):
             rows, scale = segment.required(names.KEYS)[local].to(result.dtype), segment.tensor(names.KEY_SCALE)
             result[places] = rows if scale is None else rows * scale[local, None]
+        return result
+
+    def keys_at(self, slots: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
+        """The keys of some slots, scaled."""
+        result = torch.empty(len(slots), self.entry.in_features, dtype=self.storage.compute_dtype)
+        bounds = [*(segment.start for segment in self.segments), self.slots]
+        for segment, places, local in self._by_segment(slots, bounds):
+            if self.entry.indexed:
+                result[places] = self.keys_numbered(segment.key_numbers()[local])
+                continue
+            for stored in segment.decoded(names.KEYS, local, 0):
+                keys = dense(stored.rows)
+                result[places[stored.place]] = keys if stored.scale is None else keys * stored.scale[:, None]
         return result
 
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:

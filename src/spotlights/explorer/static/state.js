@@ -2,7 +2,7 @@
 
 import { formatSelections, parseSelections, spell } from "./selections.js";
 
-const KEYS = ["q", "at", "layer", "measure", "target", "by", "per", "where", "mask", "in", "view"];
+const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];
@@ -29,6 +29,9 @@ export function change(changes, { quietly = false } = {}) {
   else history.pushState(null, "", address);
   for (const listener of listeners) listener(changed);
 }
+
+/** Another input: what belonged to the last one alone goes. */
+export const ask_about = (q, more = {}) => change({ q, at: "", target: "", open: "", step: "", ...more });
 
 export function follow() {
   addEventListener("popstate", () => {
