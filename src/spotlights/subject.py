@@ -164,10 +164,18 @@ class Subject:
         other.path = Path(memory)
         return other
 
-    def explore(self, *, host: str = "127.0.0.1", port: int = 8733, open_browser: bool | None = None) -> Served:
+    def explore(
+        self,
+        *,
+        compare: Subject | str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8733,
+        open_browser: bool | None = None,
+    ) -> Served:
         """Opens the explorer on this subject; it runs in the background until it is closed or the program ends.
 
         Args:
+            compare: another memory of the same inputs, or its subject, to compare answers with.
             host: another address than this machine's own demands a token, which is part of the printed URL.
             port: 0 takes any that is free.
             open_browser: by default if somebody sits at a terminal.
@@ -175,7 +183,8 @@ class Subject:
         from spotlights.explorer import Served
 
         notebook = "ipykernel" in sys.modules  # which shows the page inline
-        served = Served(self, host=host, port=port, framed=notebook)
+        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+        served = Served(self, other=other, host=host, port=port, framed=notebook)
         if open_browser if open_browser is not None else sys.stdout.isatty() and not notebook:
             webbrowser.open(served.url)
         if not notebook:

@@ -270,16 +270,27 @@ def explore(
     host: Annotated[str, typer.Option(help="Another address than this machine's own demands a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8733,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    compare: Annotated[
+        Path | None, optional(help="Another memory, to compare answers: of another seed, or after cleaning.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Open the explorer: a local web page. Ctrl-C stops it."""
     with waiting("Opening"):
-        served = Served(find_subject(memory, subject), host=host, port=port)
+        first = find_subject(memory, subject)
+        served = Served(first, other=_other(first, compare, subject), host=host, port=port)
     gc.freeze()  # torch and its kind stay: walking through them in the middle of an answer takes 150 ms
     print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
     if browser:
         webbrowser.open(served.url)
     served.wait()
+
+
+def _other(first: Any, memory: Path | None, subject: str | None) -> Any:
+    """The subject of a memory to compare with: the same one, unless the run has a subject of its own."""
+    if memory is None:
+        return None
+    return (known_subject(memory, None) if subject is None else None) or first.at(memory_path(memory))
 
 
 def _ask(memory: Path, query: str, subject: str | None, where: str = "", without: str = "", engine: Any = None) -> Any:

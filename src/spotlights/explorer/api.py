@@ -160,8 +160,8 @@ def _map(explorer: Explorer, given: Parameters) -> Any:
 
 
 def _audit(explorer: Explorer, given: Parameters) -> Any:
-    top = given.number("top", 24, 1, 500)
-    return explorer.kept(("audit", top), lambda: audit(explorer, top))
+    top, where = given.number("top", 24, 1, 500), given.text("where", "")
+    return explorer.kept(("audit", top, where), lambda: audit(explorer, top, where))
 
 
 def _mask(explorer: Explorer, given: Parameters) -> Any:
@@ -191,7 +191,7 @@ ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...
     "/api/accuracy": (_accuracy, MASK),
     "/api/examples/{id}.png": (_example_png, ()),
     "/api/examples/{id}": (_example, ()),
-    "/api/audit": (_audit, ("top",)),
+    "/api/audit": (_audit, ("top", "where")),
 }
 """What answers, and the parameters that it takes."""
 EFFECTS = ("/api/refresh",)

@@ -140,9 +140,15 @@ class Turns:
 class Explorer:
     """What every answer to the page stands on (`data`, `spotlight`)."""
 
-    def __init__(self, subject: Subject, *, prepare: bool = True) -> None:
-        """`prepare`: add up the group weights in the background, which masks and the verdict need."""
+    def __init__(self, subject: Subject, *, prepare: bool = True, other: Explorer | None = None) -> None:
+        """
+        Args:
+            subject: what is explored.
+            prepare: add up the group weights in the background, which masks and the verdict need.
+            other: another memory to compare the answers with.
+        """
         self.subject = subject
+        self.other = other
         self.inputs = subject.inputs  # what is missing is said here, before anything starts
         self.scanning = Turns()
         self.starting = threading.Lock()

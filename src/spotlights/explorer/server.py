@@ -1,6 +1,6 @@
 """The server: the page, the API's addresses, and what keeps strangers out.
 
-No request changes a memory. The page and its parts come from this package and from the installed plotly; nothing in a
+No request changes a memory. The page and its parts come from this package; nothing in a
 request ever names a file. A request must name the server by a name it is known under (so that no foreign web
 page can reach it through a name of its own), and where the server listens to other machines, bring a token. Whatever
 costs something is answered to the page itself and to programs, never to another site's page, and stops when the
@@ -33,6 +33,8 @@ from spotlights.explorer.api import ADDRESSES, EFFECTS, endpoint, error_response
 from spotlights.explorer.explorer import Explorer
 
 COOKIE = "spotlights_token"
+OTHER = "/other"
+"""Where the memory answers that another one is compared with."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -75,16 +77,6 @@ async def _static(request: Request) -> Response:
 def _parts() -> dict[str, bytes]:
     folder = files("spotlights.explorer") / "static"
     return {part.name: part.read_bytes() for part in folder.iterdir() if part.name[part.name.rfind(".") :] in _TYPES}
-
-
-async def _plotly(request: Request) -> Response:
-    headers = {"Cache-Control": "max-age=86400"}
-    return Response(_plotly_script(), media_type="text/javascript; charset=utf-8", headers=headers)
-
-
-@cache
-def _plotly_script() -> bytes:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
 
 
 # -- answers ----------------------------------------------------------------------------------
@@ -187,7 +179,7 @@ def _host_name(host: str) -> str:
 
 def _foreign(request: Request) -> Response | None:
     """Refuses what another site's page asks for. A browser says so; a program says nothing."""
-    if not request.scope["path"].startswith("/api/"):
+    if not request.scope["path"].startswith(("/api/", f"{OTHER}/api/")):
         return None  # the page itself: a link from anywhere may lead there
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
@@ -215,7 +207,10 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
         Route(path, while_there(endpoint(explorer, path)), methods=["POST" if path in EFFECTS else "GET"])
         for path in ADDRESSES
     ]
-    routes += [Route("/", _static), Route("/static/plotly.min.js", _plotly), Route("/static/{name}", _static)]
+    if explorer.other is not None:
+        others = ("/api/run", "/api/query", "/api/layer")
+        routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in others]
+    routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.queries import KINDS, Kind, Query, measure_of
 from spotlights.results import Top, Totals
-from spotlights.selections import parse_selections, where_any
+from spotlights.selections import parse_selections, read_selections, where_any
 
 TIME_BINS = 60
 CURVE = 100
@@ -213,9 +213,10 @@ def example_rows(explorer: Explorer, top: Top) -> list[dict[str, Any]]:
 # -- the audit --------------------------------------------------------------------------------
 
 
-def audit(explorer: Explorer, top: int) -> dict[str, Any]:
-    """The most suspicious examples (`memory.suspects`)."""
-    suspects = explorer.opened.memory.suspects(top)
+def audit(explorer: Explorer, top: int, where: str = "") -> dict[str, Any]:
+    """The most suspicious examples (`memory.suspects`), of all or of some slots."""
+    memory = explorer.opened.memory
+    suspects = where_any(memory, read_selections(where, memory)).suspects(top)
     rows = list(suspects.rows())
     for row in rows:
         label, said = row.get("label"), row.pop("network says")

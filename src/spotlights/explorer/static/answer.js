@@ -38,7 +38,7 @@ export const targetName = (target = found?.target, versus = found?.versus) => `â
 export const ink = () => Boolean(run.drawing);
 
 /** What the server is asked: the same words as in the address. */
-const asked = (more = {}) => ({ q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "", by: run.examples ? state.by || "example" : "slot", where: state.where, ...more });
+export const asked = (more = {}) => ({ q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "", by: run.examples ? state.by || "example" : "slot", where: state.where, ...more });
 
 // -- asking -----------------------------------------------------------------------------------
 
@@ -188,10 +188,12 @@ function parts() {
     const edge = (at) => Math.round(at * size >= times.starts.length ? times.steps : times.starts[at * size]);
     return Array.from({ length: Math.ceil(times.totals.length / size) }, (_, at) => ({ key: `step=${edge(at)}-${edge(at + 1)}`, name: `${edge(at).toLocaleString("en")}â€“${edge(at + 1).toLocaleString("en")}`, value: sum(times.totals, at), lost: left?.totals ? sum(left.totals, at) : 0, count: null, dot: null }));
   }
-  const lost = new Map((left?.totals?.[column()] ?? []).map((row) => [row.value, row.total]));
-  return (found.totals[column()] ?? []).map((row) => ({ key: `${column()}=${spell(row.value)}`, column: column(), of: row.value, name: look(row.value).name, dot: look(row.value).colour, value: row.total, lost: lost.get(row.value) ?? 0, count: row.slots }))
-    .sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  return sumParts(found, new Map((left?.totals?.[column()] ?? []).map((row) => [row.value, row.total])));
 }
+
+/** The groups of a sum, the largest first. */
+export const sumParts = (found, lost = new Map()) => (found.totals[column()] ?? []).map((row) => ({ key: `${column()}=${spell(row.value)}`, column: column(), of: row.value, name: look(row.value).name, dot: look(row.value).colour, value: row.total, lost: lost.get(row.value) ?? 0, count: row.slots }))
+    .sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
 
 export function sumRows(found, parts, { act, out = null } = {}) {
   const adds = found.signed && found.initial !== null && !found.where && (found.exact || found.caution === "approximate");

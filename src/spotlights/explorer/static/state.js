@@ -2,7 +2,7 @@
 
 import { formatSelections, parseSelections, spell } from "./selections.js";
 
-const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect"];
+const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect", "paint"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];
