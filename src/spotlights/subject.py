@@ -30,6 +30,7 @@ from spotlights.selections import id_range
 
 if TYPE_CHECKING:
     from spotlights.explorer import Served
+    from spotlights.explorer.saved import SavedPage
 
 SHOWN_NUMBERS = 40
 """An input that is neither an image nor a text is shown as a table of its first numbers."""
@@ -190,6 +191,30 @@ class Subject:
         if not notebook:
             print(served)
         return served
+
+    def page(
+        self,
+        query: str | int,
+        *,
+        view: str = "",
+        layer: str | None = None,
+        measure: str | None = None,
+        target: str | int | None = None,
+    ) -> SavedPage:
+        """The explorer's page of one answer as one HTML file, for sharing; a notebook shows it without a server.
+
+        Args:
+            query: the id of a test input; or "train:ID", "text:PROMPT", as the subject can.
+            view: "history", "map" or "audit"; the answer itself by default.
+            layer: the layer that answers by default.
+            measure: "contribution", "influence", "score" or "absolute".
+            target: an output, or the difference of two ("7-9"); what the network says by default.
+        """
+        from spotlights.explorer.saved import page_of
+
+        asked = str(query) if ":" in str(query) else f"test:{query}"
+        target = None if target is None else str(target)
+        return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
 
     # -- the memory and its network ------------------------------------------------------------
 

@@ -30,6 +30,16 @@ class Asked:
         looked_at = "" if target is None else f"; shown is output {self.target_name(target)}"
         return f"{self.query.name}: the network says {said}{looked_at}"
 
+    def described(self, about: dict[str, Any]) -> dict[str, Any]:
+        """The question with everything that was left to its defaults, and the network's answer."""
+        settings = dict(about["settings"])
+        layered = settings["measure"] not in ("influence", "history")
+        signed = settings["measure"] not in ("score", "absolute")
+        settings["layer"] = (settings["layer"] or list(self.spot)[-1]) if layered else None
+        settings["target"] = self.target_name(settings["target"]) if signed else None
+        said = self.query.described(self.spot.output)["said_name"]
+        return {**about, "query": self.query.name, "settings": settings, "network says": said}
+
     def measure(self, name: str, layer: str | None, target: str | None) -> Any:
         """A measure of one layer, by default the last; of all layers for influence and history."""
         if name == "history":

@@ -286,6 +286,25 @@ def explore(
     served.wait()
 
 
+@app.command(epilog="Example:  [bold]spotlights export runs/demo 60008 --out answer.html[/]")
+def export(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    layer: Annotated[str | None, optional(help="The layer; the one that answers by default.")] = None,
+    measure: Annotated[str, typer.Option(help="contribution, influence, score or absolute.")] = "contribution",
+    target: options.Target = None,
+    view: Annotated[str, optional(help="history, map or audit; the answer by default.")] = "",
+    out: Annotated[Path, typer.Option(help="The file.")] = Path("answer.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Save the explorer's page of one answer as one HTML file, which opens anywhere without a server."""
+    with waiting("Adding up the training by groups"):
+        about = find_subject(memory, subject)
+        page = about.page(query, view=view, layer=layer, measure=measure, target=target).save(out)
+    print_json({"page": str(page), "bytes": page.stat().st_size}) if as_json else typer.echo(page)
+
+
 def _other(first: Any, memory: Path | None, subject: str | None) -> Any:
     """The subject of a memory to compare with: the same one, unless the run has a subject of its own."""
     if memory is None:
@@ -322,7 +341,7 @@ def _answer(
         engine.save(out, about)
         typer.echo(out)
     elif as_json:
-        print_json(list(answer.rows(0)))
+        print_json({"asked": asked.described(about), "rows": list(answer.rows(0))})
     else:
         print_result(asked.answer(about["settings"]["target"]), answer)
 

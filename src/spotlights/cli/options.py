@@ -37,7 +37,6 @@ app = typer.Typer(
     cls=Commands,
     help="Which training examples is an answer made of?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

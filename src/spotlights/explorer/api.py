@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -29,8 +29,10 @@ MASK = ("mask", "in")
 class Parameters:
     """The parameters of one request; unknown ones are mistakes."""
 
-    def __init__(self, explorer: Explorer, request: Request, allowed: tuple[str, ...]) -> None:
-        self._explorer, self._given, self._path = explorer, request.query_params, request.path_params
+    def __init__(
+        self, explorer: Explorer, given: Mapping[str, str], allowed: tuple[str, ...], path: Mapping[str, str]
+    ) -> None:
+        self._explorer, self._given, self._path = explorer, given, path
         unknown = [name for name in self._given if name not in allowed]
         if unknown:
             raise SettingError(f"Unknown parameter {unknown[0][:40]!r}. There are: {', '.join(allowed) or 'none'}.")
@@ -198,14 +200,29 @@ EFFECTS = ("/api/refresh",)
 """The addresses that change what others see, which take POST; all others take GET."""
 
 
+def answer(explorer: Explorer, path: str, given: Mapping[str, Any]) -> Any:
+    """What an address answers, as plain data."""
+    function, allowed = ADDRESSES[f"/api/{path}"]
+    return function(explorer, Parameters(explorer, {name: str(value) for name, value in given.items()}, allowed, {}))
+
+
 def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
     """What answers at an address, in one shape of answers and of errors."""
-    answer, allowed = ADDRESSES[path]
+    function, allowed = ADDRESSES[path]
+
+    def found(request: Request) -> Response:
+        result = function(explorer, Parameters(explorer, request.query_params, allowed, request.path_params))
+        return result if isinstance(result, Response) else as_response(result)
+
+    return answering(found)
+
+
+def answering(found: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """The same with one shape of errors."""
 
     def answered(request: Request) -> Response:
         try:
-            result = answer(explorer, Parameters(explorer, request, allowed))
-            return result if isinstance(result, Response) else as_response(result)
+            return found(request)
         except Preparing as later:
             return as_response({"progress": later.progress}, 202)
         except UnknownNameError as error:
@@ -222,11 +239,15 @@ def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
 
 
 def as_response(answer: Any, code: int = 200) -> Response:
+    return Response(as_text(answer), code, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def as_text(answer: Any) -> str:
+    """An answer as JSON."""
     try:
-        text = json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
+        return json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:  # a network that diverged
-        text = json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
-    return Response(text, code, media_type="application/json", headers={"Cache-Control": "no-store"})
+        return json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
 
 
 def _finite(answer: Any) -> Any:

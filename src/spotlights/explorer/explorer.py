@@ -154,7 +154,11 @@ class Explorer:
         self.starting = threading.Lock()
         self._prepare = prepare
         self.opened = self._open(subject.open())
-        self.show = subject.show_example or self._rebuilt()
+
+    @property
+    def show(self) -> Callable[[int], Any] | None:
+        """How a training example looks, by its id; None if nobody can say."""
+        return self.subject.show_example or self.kept("rebuilt", lambda: (self._rebuilt(),))[0]
 
     def _rebuilt(self) -> Callable[[int], Any] | None:
         """Without the subject's word, examples look as the first layer saw them: its keys are the network's inputs."""

@@ -291,9 +291,7 @@ def kind_named(name: str) -> Kind:
     return KINDS[name]
 
 
-def measure_of(
-    query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None, target: tuple[int, ...] | None
-) -> Any:
+def measure_of(query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None, target: tuple[int, ...] | None) -> Any:
     """The library's measure of one query: of a layer, or of all layers (None), which only influence has.
 
     For |score| it is the score: `absolute()` of kept scores costs nothing.

@@ -29,8 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotlights import interrupts
 from spotlights.errors import TooLargeError
-from spotlights.explorer.api import ADDRESSES, EFFECTS, endpoint, error_response
+from spotlights.explorer.api import ADDRESSES, EFFECTS, answering, endpoint, error_response
 from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.saved import saved_page
 
 COOKIE = "spotlights_token"
 OTHER = "/other"
@@ -116,6 +117,19 @@ def while_there(answer: Callable[[Request], Response]) -> Callable[[Request], Aw
             watching.cancel()
 
     return answered
+
+
+def _page(explorer: Explorer) -> Callable[[Request], Response]:
+    """The view of a state as one HTML file."""
+
+    def page(request: Request) -> Response:
+        if explorer.opened.masks is not None:
+            explorer.masks()  # or the answer comes later
+        saved = saved_page(explorer, dict(request.query_params))
+        headers = {"Content-Disposition": 'attachment; filename="answer.html"', "Cache-Control": "no-store"}
+        return Response(saved.text, media_type="text/html; charset=utf-8", headers=headers)
+
+    return answering(page)
 
 
 # -- who is let in ----------------------------------------------------------------------------
@@ -210,6 +224,7 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
     if explorer.other is not None:
         others = ("/api/run", "/api/query", "/api/layer")
         routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in others]
+    routes += [Route("/api/page", while_there(_page(explorer)))]
     routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,

@@ -65,7 +65,7 @@ export async function showQuery() {
 
 export async function showLayer() {
   if (!answer) return;
-  const wanted = asked({ top: more ? 50 : 10 });
+  const wanted = asked({ top: more ? 50 : measure().signed ? 10 : 20 });
   $("examples").classList.add("busy");
   try {
     found = await ask("layer", wanted, "layer", waits($("examples"), ESTIMATING));
@@ -79,7 +79,6 @@ export async function showLayer() {
     drawTime();
     cards();
     await showGroup();
-    document.body.dataset.shown = location.hash;
   } catch (error) {
     if (error instanceof Replaced) return;
     found = null;
@@ -159,7 +158,7 @@ function sentence() {
 }
 
 export function controls() {
-  if (!answer) return fill($("controls"));
+  if (!answer || run.saved) return fill($("controls"));
   const now = measure();
   const [target, versus] = (state.target || String(answer.said)).split("-");
   const outputs = answer.outputs.map(({ number, name }) => [number, visible(name)]);
@@ -218,7 +217,7 @@ export function sumRows(found, parts, { act, out = null } = {}) {
 function leaveOut(part) {
   if (run.no_masks) return;
   if (part.column) toggleMasked(part.column, part.of);
-  else change({ mask: [state.mask, part.key].filter(Boolean).join("; ") });
+  else change({ mask: state.mask === part.key ? "" : [run.saved ? "" : state.mask, part.key].filter(Boolean).join("; ") });
 }
 
 function drawSum() {
@@ -279,14 +278,14 @@ function drawGroup() {
   if (shares && shares.side > 1) cumulative(curve, shares);
 }
 
-const leaveOutExample = (row) => !run.no_masks && row.example !== undefined && toggleMasked("example", row.example);
+const leaveOutExample = (row) => !run.no_masks && !run.saved && row.example !== undefined && toggleMasked("example", row.example);
 
 // -- who speaks for and against ---------------------------------------------------------------
 
 function cards() {
   const top = found.signed ? found.top.filter(({ value }) => value > 0) : found.top;
   const bottom = found.signed ? (found.bottom ?? []).filter(({ value }) => value < 0) : [];
-  const button = h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
+  const button = run.saved ? null : h("button", { class: "more", onclick: () => { more = !more; showLayer(); } }, more ? "fewer" : "more");
   const share = (rows, whole) => found.shares && rows.length && found.signed ? h("span", { class: "quiet" }, ` these ${rows.length} add ${signed(rows.reduce((sum, { value }) => sum + value, 0))}, ${percent(rows.reduce((sum, { value }) => sum + value, 0) / (whole || 1))} of ${signed(whole)}`) : null;
   const what = found.by === "slot" ? "visits" : "examples";
   const titles = estimate() ? ["Without these it would be lower", "Without these, higher"] : [`${what[0].toUpperCase()}${what.slice(1)} that speak most for ${targetName()}`, "… and most against"];
@@ -301,7 +300,7 @@ export function rowsOf(title, rows, tone, { signed: hasSign }, what) {
   const kind = rows[0]?.shown?.kind;
   const use = (row) => () => run.training_queries && row.example !== undefined && ask_about(`train:${row.example}`);
   const facts = (row) => Object.entries(row).filter(([key, value]) => !["shown", "value", "rank"].includes(key) && value !== null).map(([key, value]) => `${key} ${key === "label" ? look(value, "label").name : value}`);
-  const out = (row) => row.example !== undefined && !run.no_masks ? h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕") : null;
+  const out = (row) => row.example !== undefined && !run.no_masks && !run.saved ? h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕") : null;
   const long = rows.some((row) => row.label !== undefined && look(row.label, "label").name.length > 4);
   const card = (row) => h("div", { class: `card ${row.example !== undefined && isMasked("example", row.example) ? "masked" : ""}`, "data-example": row.example ?? "", "data-slot": row.slot ?? "" },
     h("button", { class: "thumb", title: `${facts(row).join(", ")}\n${what} ${number(row)}${run.training_queries ? "\nclick: make it the query" : ""}`, onclick: use(row), onpointerenter: () => lightVisits(row.example), onpointerleave: () => lightVisits(null), onfocus: () => lightVisits(row.example), onblur: () => lightVisits(null) },
@@ -338,12 +337,12 @@ let visits = [];
 
 function drawTime() {
   if (!times || !found || !$("time").clientWidth) return;
-  const out = state.where && !run.no_masks ? h("button", { onclick: () => change({ mask: [state.mask, state.where].filter(Boolean).join("; "), where: "" }) }, range() ? "leave these steps out" : "leave these out") : null;
-  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `what each stretch of steps added${estimate() ? " (estimate)" : ""}; drag to look at a stretch`), out, takeAway($("time"), "spotlights-time"));
+  const out = state.where && !run.no_masks && !run.saved ? h("button", { onclick: () => change({ mask: [state.mask, state.where].filter(Boolean).join("; "), where: "" }) }, range() ? "leave these steps out" : "leave these out") : null;
+  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `what each stretch of steps added${estimate() ? " (estimate)" : ""}${run.saved ? "" : "; drag to look at a stretch"}`), out, takeAway($("time"), "spotlights-time"));
   const width = times.steps / times.totals.length;
   const points = times.totals.flatMap((value, at) => [[times.starts[at], value], [times.starts[at] + width, value]]);
   overSteps($("time"), { steps: times.steps, low: Math.min(0, ...times.totals), high: Math.max(0, ...times.totals), height: 150, label: "What was added over training time", range: range(),
-    brushed: (stretch) => change({ where: stretch ? `step=${snapped(stretch[0])}-${snapped(stretch[1])}` : "" }),
+    brushed: run.saved ? null : (stretch) => change({ where: stretch ? `step=${snapped(stretch[0])}-${snapped(stretch[1])}` : "" }),
     draw: (x, y) => [line(points, x, y, { fill: `${colour("accent")}44`, stroke: colour("accent"), base: [[0, 0], [times.steps, 0]] }), visits.map((step) => line([[step, y.low ?? Math.min(0, ...times.totals)], [step, Math.max(0, ...times.totals)]], x, y, { stroke: colour("lamp") }))] });
 }
 

@@ -16,9 +16,10 @@ export async function ask(path, parameters = {}, kind = null, waits = null, meth
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const query = new URLSearchParams(given.sort(([a], [b]) => (a < b ? -1 : 1))).toString();
   if (offline) {
-    const found = offline.answers[`${path}${query ? `?${query}` : ""}`];
+    const sorted = given.map(([name, value]) => [name, String(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
+    const found = offline.answers[JSON.stringify([path, ...sorted])];
     if (found === undefined) throw new Refused("This saved page does not hold that answer. The explorer does: spotlights explore.");
-    return structuredClone(found);
+    return JSON.parse(JSON.stringify(found), (_, value) => (typeof value === "string" && offline.images[value]) || value);
   }
   const control = new AbortController();
   if (kind) {

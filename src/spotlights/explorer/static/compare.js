@@ -26,7 +26,6 @@ export async function showCompare() {
     pair = [{ title: run.title, found: first, answer: one }, { title: other.title, found: second, answer: two }];
     controls();
     draw();
-    document.body.dataset.shown = location.hash;
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, showCompare));
   }

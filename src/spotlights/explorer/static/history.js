@@ -33,7 +33,6 @@ export async function showHistory(keys) {
     lay();
     draw();
     moved();
-    document.body.dataset.shown = location.hash;
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, () => showHistory(["view"])));
   }
@@ -59,7 +58,7 @@ function lay() {
     found.lost.length ? h("section", { class: "panel wide", id: "erased" }, h("h2", {}, "Who erased it?"), h("table", { class: "data left" },
       h("thead", {}, h("tr", {}, ["falls since step", "lost at step", "number", "then it said", "right again", "who took most"].map((each) => h("th", { scope: "col" }, each)))),
       h("tbody", {}, found.lost.map((loss) => h("tr", {}, h("td", {}, h("button", { class: "more", onclick: () => change({ step: loss["falls since step"] }) }, numbers(loss["falls since step"]))), h("td", {}, h("button", { class: "more", onclick: () => change({ step: loss["lost at step"] }) }, numbers(loss["lost at step"]))), h("td", {}, `${shown(loss.from)} → ${shown(loss.to)}`), h("td", {}, visible(loss.says_name ?? "–")), h("td", {}, loss.regained === null ? "never" : `step ${numbers(loss.regained)}`), h("td", { class: "words" }, loss["taken by"])))))) : null,
-    found.areas.length && run.examples ? h("section", { class: "panel wide", id: "during" }) : null);
+    found.areas.length && run.examples && !run.saved ? h("section", { class: "panel wide", id: "during" }) : null);
 }
 
 /** When the answer became right, in a sentence. */
@@ -112,7 +111,7 @@ function moved() {
   const then = said(step);
   fill($("at-step"), `After step ${numbers(step)} of ${numbers(found.steps)}: the number is `, h("b", { id: "number-at-step" }, shown(value(step))), then ? [", the network says ", h("b", {}, `“${visible(then.name)}”`)] : null, ".");
   clearTimeout(waiting);
-  if ($("during") && !playing) waiting = setTimeout(() => examplesAround(step), 150);
+  if ($("during") && !playing && !run.saved) waiting = setTimeout(() => examplesAround(step), 150);
 }
 
 async function examplesAround(step) {

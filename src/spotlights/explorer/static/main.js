@@ -10,6 +10,7 @@ import { setUpHistory, showHistory } from "./history.js";
 import { setUpMap, showMap } from "./map.js";
 import { setUpMasking, showComparison, showMaskControls, sliding } from "./mask.js";
 import { change, follow, onChange, readAddress, state } from "./state.js";
+import { download } from "./svg.js";
 import { setUpTour } from "./tour.js";
 
 let run;
@@ -38,7 +39,6 @@ async function start() {
     fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
     return follow_recording();
   }
-  if (!offline) state.q ||= "";
   views();
   setUpAnswer(run);
   setUpAudit(run);
@@ -68,7 +68,15 @@ function views() {
   $("views").hidden = there.length < 2;
 }
 
+let turn = 0;
+
+/** Draws what a change of the state touches; then says that the page shows what its address names. */
 async function changed(keys) {
+  const mine = ++turn;
+  if ((await draw(keys)) !== false && mine === turn) document.body.dataset.shown = location.hash;
+}
+
+async function draw(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
   markCurrent();
   for (const each of $("views").children) each.setAttribute("aria-current", each.dataset.view === state.view ? "page" : "false");
@@ -76,7 +84,7 @@ async function changed(keys) {
   $("view").hidden = !state.view;
   $("leave").hidden = Boolean(state.view);
   if (some("mask", "in", "q", "at") && !sliding()) showMaskControls();
-  if (some("q", "at") && !(await showQuery())) return;
+  if (some("q", "at") && !(await showQuery())) return false;
   if (some("q", "at")) showMaskControls();
   if (some("q", "at", "mask", "in")) showComparison();
   const show = VIEWS.find(([view]) => view === state.view)?.[3];
@@ -86,7 +94,7 @@ async function changed(keys) {
   }
   if (some("q", "at", "layer", "measure", "target", "by", "where", "view")) return showLayer();
   if (some("mask", "in", "per")) await showMasked();
-  if (some("open", "per", "mask", "in")) showGroup();
+  if (some("open", "per", "mask", "in")) await showGroup();
 }
 
 // -- what goes on in the background -----------------------------------------------------------
@@ -192,5 +200,17 @@ $("share").addEventListener("click", async () => {
   setTimeout(() => { $("share").textContent = "Copy link"; }, 1500);
 });
 $("save").hidden = $("share").hidden = Boolean(offline);
-$("save").addEventListener("click", () => theAnswer() && location.assign(`api/page?${new URLSearchParams(Object.entries({ ...state, layer: layer() }).filter(([key, value]) => value && ["q", "at", "layer", "measure", "target", "per"].includes(key)))}`));
+$("save").addEventListener("click", async () => {
+  if (!theAnswer()) return;
+  const kept = Object.entries({ ...state, layer: layer() }).filter(([key, value]) => value && ["q", "at", "view", "layer", "measure", "target", "per"].includes(key));
+  for (;;) {
+    $("save").textContent = "Saving …";
+    const answer = await fetch(`api/page?${new URLSearchParams(kept)}`);
+    if (answer.status === 202) { await new Promise((wake) => setTimeout(wake, 700)); continue; }
+    $("save").textContent = answer.ok ? "Saved" : "Not saved";
+    setTimeout(() => { $("save").textContent = "Save page"; }, 1500);
+    if (answer.ok) download(await answer.blob(), `spotlights-${state.q.replace(/\W+/g, "-").slice(0, 40)}.html`);
+    return;
+  }
+});
 start();

@@ -40,7 +40,6 @@ export async function showMap(keys) {
     chosen = null;
     resize();
     showChosen();
-    document.body.dataset.shown = location.hash;
   } catch (error) {
     if (!(error instanceof Replaced)) fill($("map-note"), problem(error, () => showMap(["view"])));
   }

@@ -118,7 +118,7 @@ function verdict({ with: before, without: after }) {
       h("div", { class: "after" }, h("span", { class: "quiet" }, "without these"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))),
     moved ? h("p", { class: "quiet" }, "Changes most: the logit for ", h("b", {}, visible(moved.name)), `, ${shown(moved.logit)} → ${shown(now.get(moved.number))} (${signed(now.get(moved.number) - moved.logit)}).`) : null,
     hidden ? h("div", { class: "warning" }, HIDDEN, " ", run.measures.some(({ name }) => name === "influence") ? h("button", { onclick: () => change({ measure: "influence", mask: "", in: "" }) }, "Estimate instead") : null) : null,
-    run.labelled ? h("p", {}, h("button", { id: "ask-accuracy", onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and for all test inputs?")) : null);
+    run.labelled && !run.saved ? h("p", {}, h("button", { id: "ask-accuracy", onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and for all test inputs?")) : null);
 }
 
 /** The network's outputs as bars; under a mask, dashed, what they were. A click asks why this one. */
@@ -140,7 +140,7 @@ export function showOutputs(answer) {
   const target = Number((state.target || String(answer.said)).split("-")[0]);
   fill(place, h("div", { class: "quiet caption" }, now ? "logits without what is left out; dashed: with everything" : "logits: what the network says of each output", far ? " (log scale)" : ""),
     rows.map((row) => [
-      h("button", { class: row.number === said ? "most" : "", title: `${visible(row.name)}: ${shown(row.logit)}. Click: why this one?`, onclick: () => change({ target: row.number === answer.said ? "" : row.number, open: "" }) }, visible(row.name)),
+      h("button", { class: row.number === said ? "most" : "", title: `${visible(row.name)}: ${shown(row.logit)}. ${run.saved ? "" : " Click: why this one?"}`, disabled: Boolean(run.saved), onclick: () => change({ target: row.number === answer.said ? "" : row.number, open: "" }) }, visible(row.name)),
       h("span", { class: "bar", role: "img", "aria-label": `${visible(row.name)} ${shown(value(row))}` }, now ? bar(row.logit, "old") : null, bar(value(row), `now ${row.number === target ? "target" : ""}`), h("span", { class: "zero", style: { left: `${at(0)}%` } })),
       h("span", { class: "number", "data-logit": String(value(row)), "data-number": String(row.number) }, shown(value(row)))]));
 }
