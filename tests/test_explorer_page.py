@@ -17,8 +17,10 @@ from playwright.sync_api import BrowserContext, Page, sync_playwright
 import spotlights as sl
 import training
 from demos import small_demo
-from explorers import digits, first, get, reader_run, speller
+from explorers import coloured, digits, first, get, reader_run, speller
 from spotlights.explorer import Served
+from spotlights.explorer.explorer import Preparing
+from spotlights.explorer.saved import saved_page
 from spotlights.explorer.views import png
 from spotlights.selections import parse_selections
 from spotlights_paper.subjects import subject_of
@@ -502,3 +504,126 @@ def test_a_page_of_another_site_reaches_nothing_that_costs_or_has_effects(
         page.close()
         server.shutdown()
     assert asked == []
+
+
+# -- the other views --------------------------------------------------------------------------
+
+
+def test_the_history_is_scrubbed_played_and_says_who_taught(page: Page):
+    page.click("#views [data-view=history]")
+    shown(page, "location.hash.includes('view=history')")
+    page.wait_for_selector("#areas svg")
+    box = page.locator("#curve .brush").bounding_box()
+    assert box is not None
+    for place in (0.3, 0.6):
+        page.mouse.move(box["x"] + place * box["width"], box["y"] + 40)
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 40)
+    page.wait_for_function("() => Number(document.getElementById('scrub').value) > 0")
+    page.wait_for_selector("#during .card")
+    page.focus("#scrub")
+    page.keyboard.press("Home")
+    page.wait_for_function("() => document.getElementById('at-step').textContent.startsWith('After step 0 ')")
+    before = float(page.inner_text("#number-at-step").replace("−", "-"))
+    opened = digits().opened
+    with torch.no_grad():
+        outputs = opened.memory.as_of(0).primal(opened.model)(digits().subject.inputs.batch([0]))[0]
+    assert before == pytest.approx(float(outputs[int(page.inner_text("#said"))]), abs=0.01)
+    page.click("#play")
+    page.wait_for_function("() => Number(new URLSearchParams(location.hash.slice(1)).get('step')) > 1")
+    page.click("#play")
+
+
+def test_a_line_around_points_of_the_map_adds_them_up_and_leaves_them_out(page: Page):
+    page.click("#views [data-view=map]")
+    shown(page, "location.hash.includes('view=map')")
+    page.wait_for_selector("#chosen .card")
+    page.select_option("#pick-layer", "layers.0")
+    shown(page, "location.hash.includes('layers.0')")
+    page.locator("#map-canvas").scroll_into_view_if_needed()
+    box = page.locator("#map-canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(2, 2)
+    corners = [(0.4, 0.4), (0.6, 0.4), (0.6, 0.6), (0.4, 0.6)]
+    for number, (x, y) in enumerate(corners):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+        if not number:
+            page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function("() => Number(document.body.dataset.chosen) > 0")
+    count = page.evaluate("Number(document.body.dataset.chosen)")
+    page.wait_for_selector("#mask-chosen")
+    page.click("#mask-chosen")
+    page.wait_for_function("() => (document.body.dataset.compared ?? '').startsWith('example=')")
+    left_out = parse_selections(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')"))[0]["example"]
+    left_out = left_out if isinstance(left_out, list) else [left_out]
+    assert len(left_out) == count
+    assert logits(page) == pytest.approx(masked_by_library(example=left_out).tolist(), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("view", ["", "history", "map", "audit"])
+def test_a_saved_page_works_from_a_file_without_a_server(browser: BrowserContext, tmp_path, view: str):
+    waiting = {"q": f"test:{first()}", "view": view}
+    for _ in range(600):
+        try:
+            saved_page(digits(), waiting).save(tmp_path / "answer.html")
+            break
+        except Preparing:
+            continue
+    page, wrong = browser.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "data:", "blob:")) else None)
+    page.goto(f"file://{tmp_path}/answer.html")
+    if view:
+        page.wait_for_selector({"history": "#areas svg", "map": "#map-canvas[data-drawn]", "audit": "#suspect"}[view])
+    else:
+        page.wait_for_selector("#mosaic .tile")
+        page.click("#waterfall [data-key='label=4']")
+        page.wait_for_function("() => document.getElementById('group-title').textContent.startsWith('label 4:')")
+        page.click("#mask-group")
+        compared(page, "label=4")
+        assert logits(page) == pytest.approx(masked_by_library(label=4).tolist(), rel=1e-3, abs=1e-3)
+        page.select_option("#pick-per", "step")
+        page.wait_for_selector("#waterfall [data-key^='step=']")
+        page.click("#waterfall [data-key^='step='] >> nth=1")
+        page.wait_for_function("() => document.getElementById('group-title').textContent.startsWith('steps ')")
+    assert page.locator(".error").count() == 0
+    page.close()
+    assert wrong == []
+
+
+def test_the_save_button_gives_the_page(page: Page):
+    with page.expect_download() as download:
+        page.click("#save")
+    assert "<!doctype html>" in Path(download.value.path()).read_text()
+
+
+def test_a_chart_is_taken_away_as_png_and_svg(page: Page):
+    for kind, begins in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as download:
+            page.click(f"#sum-title button:text-is('{kind}')")
+        assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+# -- any data, any screen ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(360, 740), (2560, 1440)])
+def test_named_classes_and_colour_images_fit_every_screen_in_the_dark(browser: BrowserContext, size):
+    with Served(coloured(), port=0) as served:
+        dark = browser.browser.new_context(color_scheme="dark", viewport={"width": size[0], "height": size[1]})
+        with opened(dark, served, "#q=test:1") as page:
+            page.set_viewport_size({"width": size[0], "height": size[1]})
+            shown(page)
+            assert page.inner_text("#said") in ("red disc", "green square", "a blue triangle")
+            page.wait_for_function("wide => document.documentElement.scrollWidth <= wide", arg=size[0])
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
+            assert "red disc" in page.locator("#waterfall text").all_text_contents()
+            small = page.evaluate(
+                "() => [...document.querySelectorAll('body *')].filter(e => e.childNodes.length && e.offsetParent "
+                "&& [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) "
+                "&& parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"
+            )
+            assert small == []
+        dark.close()

@@ -6,11 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import spotlights as sl
-from explorers import ROOT, digits, exact_run, first, get, prepared
+from explorers import client, coloured, digits, exact_run, first, get, prepared
 from spotlights.explorer import histories
 from spotlights.explorer.saved import saved_page
 
@@ -23,8 +21,6 @@ def waited(path: str, explorer=None, **parameters):
 
 
 def _any(path, explorer, parameters):
-    from explorers import client
-
     answer = client(explorer or digits()).get(f"/api/{path}", params=parameters)
     assert answer.status_code in (200, 202), answer.text
     return answer.json()
@@ -110,30 +106,6 @@ def test_the_share_of_examples_that_make_half_of_a_sum():
 
 
 # -- any data ---------------------------------------------------------------------------------
-
-
-def coloured() -> sl.Subject:
-    """Colour images with named classes, under Adam; nobody says how examples look."""
-    torch.manual_seed(0)
-    names = ["red disc", "green square", "a blue triangle"]
-    labels = torch.arange(30) % 3
-    images = 0.1 * torch.rand(30, 3, 8, 8)
-    images[torch.arange(30), labels, 2:6, 2:6] += 0.8
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 12), nn.ReLU(), nn.Linear(12, 3))
-    path = ROOT / "coloured.memory"
-    if not path.exists():
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        with sl.record(model, optimizer, path) as recorder:
-            for step in range(24):
-                ids = torch.arange(6) + 6 * (step % 5)
-                recorder.batch(example=ids, label=labels[ids])
-                loss = F.cross_entropy(model(images[ids]), labels[ids])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    else:
-        model = sl.open(path).primal(model)
-    return sl.Subject(path, model, images[:9], labels=labels[:9], classes=names)
 
 
 def test_without_show_examples_are_rebuilt_from_the_first_layer_s_keys():
