@@ -30,6 +30,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import rounding_limit
 from spotlights.optimizers import WEIGHTS, State, UpdateRule, rule_of_parameter
 from spotlights.query.contraction import (
+    Magnitudes,
     StepFactors,
     WeightFactor,
     WeightShare,
@@ -128,21 +129,42 @@ class ParameterSweep:
         return P
 
     def rounded(
-        self, s: int, P: Factor | None, summed: Float[Tensor, "*shape"], most: Float[Tensor, "*shape"], limit: float
-    ) -> Int64[Tensor, "entries"]:
-        """The entries, counted flat, where a step's sum of slots may be rounding that P makes a step of.
+        self,
+        s: int,
+        P: Float[Tensor, "*entries"],
+        summed: Float[Tensor, "*entries"],
+        most: Float[Tensor, "*entries"],
+        limit: float,
+    ) -> Int64[Tensor, "rounded"]:
+        """Of some entries, counted flat: where a step's sum of slots may be rounding that P makes a step of.
 
         `most` is what the sum of magnitudes is at most; `limit`: what share of the exact sum is rounding.
         """
-        linear = self._linear[s] if self._linear else None
-        if linear is None or not isinstance(P, Tensor) or self.side != "entries":
-            return _NONE
         small = (summed.abs() < most * limit).view(-1).nonzero().flatten()
-        if not len(small):
-            return _NONE
+        return small[P.reshape(-1)[small] * most.reshape(-1)[small] >= self._amplified(s, limit)]
+
+    def rounded_units(
+        self,
+        s: int,
+        P: Float[Tensor, "out_features in_group"],
+        units: Float[Tensor, "out_features"],
+        features: Float[Tensor, "in_group"],
+        limit: float,
+    ) -> Int64[Tensor, "rounded"]:
+        """The rows of a weight that may have such entries, by norms `|δ_i|` and `|k_j|`: mostly none."""
+        return (~((P @ features) * units < self._amplified(s, limit))).nonzero().flatten()
+
+    def may_round(self, s: int) -> bool:
+        """Whether the step may have such entries at all."""
+        return self.side == "entries" and bool(self._linear) and self._linear[s] is not None
+
+    def _amplified(self, s: int, limit: float) -> float:
+        """The size of `P Σ |δ||k|` from which the rounding of that sum counts."""
+        linear = self._linear[s]
+        assert linear is not None
         # γ of a gradient that is rounding alone is arbitrary, and may be small.
-        noise = most.reshape(-1)[small] * (limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg))
-        return small[P.reshape(-1)[small] * noise >= _AMPLIFIED * abs(self._log[s].lr)]
+        noise = limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg)
+        return _AMPLIFIED * abs(self._log[s].lr) / noise if noise else math.inf
 
     # -- backwards ---------------------------------------------------------------------------
 
@@ -285,21 +307,49 @@ class LayerSweep:
     def _marked(
         self, s: int, block: Block, P: Sequence[Factor | None], sums: Sequence[Tensor]
     ) -> Iterator[Preconditioned | None]:
-        """Each parameter's P, with the entries that are rounding: norms are looked at first, then single entries."""
-        weight, bias, rows = magnitudes(block)
-        entry, limit = self._layer.entry, rounding_limit(self._layer.entry, rows)
+        """Each parameter's P, with the entries that are rounding."""
+        sizes = magnitudes(block)
+        limit = rounding_limit(self._layer.entry, sizes.slots)
         for p, of_step, summed in zip(self._parameters, P, sums, strict=True):
             if of_step is None:
                 yield None
                 continue
-            is_weight = p.columns != slice(None) or p in self.weights
-            rounded = p.rounded(s, of_step, summed, weight[:, p.columns] if is_weight else bias, limit)
-            if len(rounded) and is_weight and entry.groups == 1:
-                units, features = rounded // p.shape[1], rounded % p.shape[1] + (p.columns.start or 0)
-                exact = magnitudes_at(block, units, features)
-                most = torch.zeros(p.shape).view(-1).index_copy_(0, rounded, exact.float()).view(p.shape)
-                rounded = p.rounded(s, of_step, summed, most, limit)
+            rounded = _NONE
+            if isinstance(of_step, Tensor) and p.may_round(s):
+                if p in self.biases:
+                    rounded = _rounded_units(p, s, block, of_step, summed, sizes, limit)
+                elif sizes.matrix is not None:
+                    rounded = p.rounded(s, of_step, summed, sizes.matrix[:, p.columns], limit)
+                else:
+                    rounded = _rounded_entries(p, s, block, of_step, summed, sizes, limit)
             yield Preconditioned(of_step, rounded, summed.reshape(-1)[rounded])
+
+
+def _rounded_units(
+    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
+) -> Int64[Tensor, "rounded"]:
+    """Of a bias."""
+    units = p.rounded(s, P, summed, sizes.units * sizes.slots**0.5, limit)
+    if not len(units):
+        return _NONE
+    exact = magnitudes_at(block, units, None)
+    return units[p.rounded(s, P[units], summed[units], exact, limit)]
+
+
+def _rounded_entries(
+    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
+) -> Int64[Tensor, "rounded"]:
+    """Of a weight: rows are looked at first, then the product of norms, then single entries."""
+    width, features = p.shape[1], sizes.features[p.columns]
+    units = p.rounded_units(s, P, sizes.units, features, limit)
+    if not len(units):
+        return _NONE
+    among = p.rounded(s, P[units], summed[units], torch.outer(sizes.units[units], features), limit)
+    entries = units[among // width] * width + among % width
+    if not len(entries):
+        return _NONE
+    exact = magnitudes_at(block, entries // width, entries % width + (p.columns.start or 0))
+    return entries[p.rounded(s, P.reshape(-1)[entries], summed.reshape(-1)[entries], exact, limit)]
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
