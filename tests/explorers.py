@@ -133,3 +133,25 @@ def exact_run() -> tuple[sl.Memory, nn.Module]:
             F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
             optimizer.step()
     return sl.open(path), model.eval()
+
+
+@cache
+def coloured() -> sl.Subject:
+    """Colour images with named classes, under Adam; nobody says how examples look."""
+    torch.manual_seed(0)
+    names = ["red disc", "green square", "a blue triangle"]
+    labels = torch.arange(30) % 3
+    images = 0.1 * torch.rand(30, 3, 8, 8)
+    images[torch.arange(30), labels, 2:6, 2:6] += 0.8
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 12), nn.ReLU(), nn.Linear(12, 3))
+    path = ROOT / "coloured.memory"
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with sl.record(model, optimizer, path) as recorder:
+        for step in range(24):
+            ids = torch.arange(6) + 6 * (step % 5)
+            recorder.batch(example=ids, label=labels[ids])
+            loss = F.cross_entropy(model(images[ids]), labels[ids])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return sl.Subject(path, model, images[:9], labels=labels[:9], classes=names)

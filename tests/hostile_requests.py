@@ -114,7 +114,7 @@ WORDS = (
 ).split(" ")
 PATHS = (
     "/../../etc/passwd /static/../server.py /static/%2e%2e%2fserver.py /static/..%5c..%5cx //evil.example/ /api /api/ "
-    "/%00 /%ff%fe /api/inputs/../run /api/examples/1e9 /api/inputs/-1.png /favicon.ico /static/plotly.min.js /;a=b "
+    "/%00 /%ff%fe /api/inputs/../run /api/examples/1e9 /api/inputs/-1.png /favicon.ico /static/nothing.js /;a=b "
     "http://evil.example/api/run /api/run/ /API/RUN /api%2frun * /.git/config /static/ /static/nothing.js"
 ).split(" ")
 _LOOK = "q at layer measure target top by per where sorted"

@@ -176,14 +176,17 @@ def test_top_shows_the_library_s_examples():
     attention = small_demo().spotlights(1)["layers.2"]
     said = int(small_demo().network(small_demo().images.test.inputs[:1]).argmax())
     expected = attention.contributions(said).top(4, by="example")
-    assert [row["example"] for row in data] == expected.columns["example"][0][0]
+    assert data["asked"]["query"] == f"test:{first_input()}"
+    settings = data["asked"]["settings"]
+    assert (settings["layer"], settings["measure"], settings["target"]) == ("layers.2", "contribution", str(said))
+    assert [row["example"] for row in data["rows"]] == expected.columns["example"][0][0]
 
 
 def test_top_against_shows_the_other_end():
     run, given = small_demo().settings.out, ("--layer", "layers.0", "--target", 2, "--against", "--slots", "--json")
     data = json.loads(spotlights("top", run, first_input(), *given).stdout)
     expected = small_demo().spotlights(1)["layers.0"].contributions(2).bottom(10)
-    assert [row["slot"] for row in data] == expected.slots[0, 0].tolist()
+    assert [row["slot"] for row in data["rows"]] == expected.slots[0, 0].tolist()
     refused = spotlights("top", run, first_input(), "--measure", "score", "--against")
     assert refused.exit_code == 2
     assert "--measure contribution" in refused.stderr
@@ -193,7 +196,7 @@ def test_totals_are_the_library_s():
     run = small_demo().settings.out
     data = json.loads(spotlights("totals", run, first_input(), "--measure", "score", "--json").stdout)
     expected = small_demo().spotlights(1)["layers.2"].totals("label")
-    assert [row["total score"] for row in data] == pytest.approx(expected.values[0].tolist())
+    assert [row["total score"] for row in data["rows"]] == pytest.approx(expected.values[0].tolist())
 
 
 def test_history_is_the_library_s(tmp_path: Path):
@@ -215,7 +218,7 @@ def test_history_is_the_library_s(tmp_path: Path):
     assert "not a forecast" in shown.stdout
     assert "digit" in shown.stdout or "label" in shown.stdout
     top = json.loads(spotlights("top", run, first_input(), "--measure", "history", "--target", 3, "--json").stdout)
-    assert top[0]["example"] == small_demo().spotlights(1).history(3).top(1).columns["example"][0][0][0]
+    assert top["rows"][0]["example"] == small_demo().spotlights(1).history(3).top(1).columns["example"][0][0][0]
     assert "7-9" in spotlights("history", run, first_input(), "--target", "x").stderr
 
 
@@ -239,7 +242,7 @@ def test_warnings_are_shown_as_messages(monkeypatch):
 def test_mask_shows_both_answers():
     found = small_demo()
     data = json.loads(spotlights("mask", found.settings.out, first_input(), "label=1,2; step=0-9", "--json").stdout)
-    masked = found.memory.without(label=[1, 2]).without(step=range(9)).primal(found.network)
+    masked = found.memory.without(label=[1, 2]).without(step=range(9)).primal(found.network, layers=["layers.2"])
     expected = masked(found.images.test.inputs[:1])[0]
     assert [output["logit"] for output in data["without"]["outputs"]] == pytest.approx(expected.tolist(), rel=1e-4)
     assert "without these" in spotlights("mask", found.settings.out, first_input(), "label=1").stdout
@@ -302,7 +305,7 @@ def test_the_answers_are_the_library_s(here: Path):
     said = int(model(inputs).argmax())
     expected = view.attend(model, inputs)["2"].contributions(said).top(3, by="example")
     result = own("top", 3, "-k", 3, "--where", "label=1 step=0-30", "--without", "example=5", "--json")
-    assert [row["example"] for row in json.loads(result.stdout)] == expected.columns["example"][0][0]
+    assert [row["example"] for row in json.loads(result.stdout)["rows"]] == expected.columns["example"][0][0]
     masked = sl.open(path).without(label=1, step=range(30)).without(example=[5, 6]).primal(model, layers=["2"])
     result = own("mask", 3, "label=1 step=0-30; example=5,6", "--layers", "2", "--json")
     logits = [output["logit"] for output in json.loads(result.stdout)["without"]["outputs"]]

@@ -272,7 +272,7 @@ BAD = {
     "layer?q=test:{first}&target=77": 400,
     "layer?q=test:{first}&measure=magic": 400,
     "layer?q=test:{first}&where=step=9-3": 400,
-    "layer?q=test:{first}&per=step": 404,
+    "layer?q=test:{first}&per=step": 400,
     "layer?q=test:{first}&colour=red": 400,
     "layer?q=pixels:AAAA": 400,
     "layer?q=pixels:" + "A" * 20_000: 400,

@@ -13,15 +13,18 @@ from spotlights.selections import parse_selections
     "mask",
     ["label=1,3", "step=0-13", "label=1; step=4-9,20-30; example=1700000", "label=1,2 step=0-20; label=3 step=5-30"],
 )
-def test_a_masked_answer_is_the_library_s(mask: str):
+@pytest.mark.parametrize(
+    ("within", "layers"), [({}, ["layers.2"]), ({"in": "all"}, None), ({"in": "layers.0"}, ["layers.0"])]
+)
+def test_a_masked_answer_is_the_library_s_by_default_in_the_layer_that_answers(mask: str, within: dict, layers):
     opened = digits().opened
     example = get("layer", q=f"test:{first()}")["top"][0]["example"]
     mask = mask.replace("1700000", str(example))
-    found = get("mask", q=f"test:{first()}", mask=mask)
+    found = get("mask", q=f"test:{first()}", mask=mask, **within)
     view = opened.memory
     for selection in parse_selections(mask):
         view = view.without(**selection)
-    expected = view.primal(opened.model)(digits().subject.inputs.batch([0]))[0]
+    expected = view.primal(opened.model, layers=layers)(digits().subject.inputs.batch([0]))[0]
     assert [o["logit"] for o in found["without"]["outputs"]] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
     assert found["without"]["said"] == int(expected.argmax())
 
@@ -29,7 +32,7 @@ def test_a_masked_answer_is_the_library_s(mask: str):
 def test_the_accuracy_under_a_mask_is_that_of_the_masked_network():
     opened, inputs = digits().opened, digits().subject.inputs
     found = get("accuracy", mask="label=1")
-    masked = opened.memory.without(label=1).primal(opened.model)
+    masked = opened.memory.without(label=1).primal(opened.model, layers=["layers.2"])
     right = (masked(inputs.data).argmax(dim=1) == torch.tensor(inputs.labels)).double().mean()
     assert found["without"]["all"] == pytest.approx(float(right))
     assert found["without"]["by_label"]["1"] == 0.0
@@ -68,7 +71,7 @@ def test_the_test_inputs_that_a_mask_changes_most_are_named():
     labels = torch.tensor(inputs.labels)[:, None]
     before, after = (
         model(inputs.data).detach().double().softmax(dim=1).gather(1, labels)[:, 0]
-        for model in (opened.model, opened.memory.without(label=1).primal(opened.model))
+        for model in (opened.model, opened.memory.without(label=1).primal(opened.model, layers=["layers.2"]))
     )
     assert found["worse"]
     assert found["better"]

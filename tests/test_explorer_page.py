@@ -1,11 +1,13 @@
 """The page in a real browser: choose, see, brush, mask; draw, type; a shared link; nothing leaves the machine."""
 
 import http.server
+import json
 import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from playwright.sync_api import BrowserContext, Page, sync_playwright
 import spotlights as sl
 import training
 from demos import small_demo
-from explorers import digits, first, reader_run, speller
+from explorers import coloured, digits, first, get, reader_run, speller
 from spotlights.explorer import Served
+from spotlights.explorer.explorer import Preparing
+from spotlights.explorer.saved import saved_page
 from spotlights.explorer.views import png
 from spotlights.selections import parse_selections
 from spotlights_paper.subjects import subject_of
@@ -29,7 +33,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 def browser() -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        context = browser.new_context()  # one for all pages: it reads plotly once
+        context = browser.new_context()
         context.set_default_timeout(120_000)  # a busy machine is no failure
         yield context
         browser.close()
@@ -43,7 +47,7 @@ def of_digits() -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def tab(browser: BrowserContext, of_digits: Served) -> Iterator[tuple[Page, list[str]]]:
-    """One tab for most tests: a new one would read the page and plotly again, which takes longer than what they do."""
+    """One tab for most tests: a new one takes longer than what they do."""
     page, wrong = watched(browser, of_digits)
     page.goto(of_digits.url)
     yield page, wrong
@@ -91,23 +95,29 @@ def compared(page: Page, mask: str) -> None:
     page.wait_for_function("mask => (document.body.dataset.compared ?? '').startsWith(mask)", arg=mask)
 
 
+def audited(page: Page, example: int) -> None:
+    page.wait_for_function("example => document.body.dataset.audited === example", arg=str(example))
+
+
 def logits(page: Page) -> list[float]:
     return [
         float(value)
-        for value in page.locator("#compare [data-logit]").evaluate_all("all => all.map(e => e.dataset.logit)")
+        for value in page.locator("#outputs [data-logit]").evaluate_all("all => all.map(e => e.dataset.logit)")
     ]
 
 
 def masked_by_library(**conditions) -> torch.Tensor:
+    """The last layer alone is masked, by default."""
     opened = digits().opened
-    return opened.memory.without(**conditions).primal(opened.model)(digits().subject.inputs.batch([0]))[0]
+    masked = opened.memory.without(**conditions).primal(opened.model, layers=["layers.2"])
+    return masked(digits().subject.inputs.batch([0]))[0].detach()
 
 
 def brush(page: Page) -> None:
-    """Marks the first half of the steps. A drag is lost if the plot is drawn anew meanwhile: a person tries again."""
+    """Marks the first half of the steps. A drag is lost if the chart is drawn anew meanwhile: a person tries again."""
     for _ in range(10):
-        page.wait_for_selector("#time .nsewdrag")
-        box = page.locator("#time .nsewdrag").bounding_box()
+        page.locator("#time .brush").scroll_into_view_if_needed()
+        box = page.locator("#time .brush").bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + 5, box["y"] + 20)
         page.mouse.down()
@@ -128,7 +138,7 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
         assert page.locator(".badge.yes").count() == 3
         assert page.locator(".card").count() == 20
 
-        page.click("#controls button:text-is('layers.0')")
+        page.select_option("#pick-layer", "layers.0")
         shown(page, "location.hash.includes('layers.0')")
         assert page.inner_text("#controls .caution") == "first order"
         page.keyboard.press("m")
@@ -138,7 +148,7 @@ def test_choose_see_brush_mask(browser, of_digits: Served):
 
         brush(page)
         shown(page, "location.hash.includes('where=step')")
-        assert "only steps 0–" in page.inner_text("#steps-chip")
+        assert page.inner_text("#steps-chip").startswith("only steps ")
 
         page.click(f".chip[data-column=label][data-value='{said}']")
         compared(page, f"label={said}")
@@ -166,20 +176,72 @@ def test_a_link_shows_a_fresh_browser_the_same(browser, of_digits: Served):
         with opened(fresh, of_digits, state) as page:
             shown(page)
             compared(page, "label=1,4")
-            page.wait_for_selector("#time .scatterlayer .trace:nth-child(3)")
             pages.append(
-                (page.inner_text("#story"), page.inner_text("#examples"), page.inner_text("#compare"), page.url)
+                (page.inner_text("#story"), page.inner_text("#examples"), page.inner_text("#outputs"), page.url)
             )
-            pressed = page.locator("[aria-pressed=true]").all_inner_texts()
-            assert {"layers.1", "contribution", "slots", "1", "4"} <= {text.strip() for text in pressed}
+            pressed = page.locator(".chip[aria-pressed=true]").all_inner_texts()
+            assert {"layers.2", "1", "4"} <= {text.strip() for text in pressed}
+            chosen = [page.input_value(f"#{name}") for name in ("pick-layer", "pick-measure", "pick-by", "target")]
+            assert chosen == ["layers.1", "contribution", "slot", "2"]
     assert pages[0] == pages[1]
 
 
-def test_hovering_a_picture_lights_up_its_points(page: Page):
+def test_hovering_a_picture_marks_its_visits_in_time(page: Page):
+    before = page.locator("#time path").count()
     page.hover(".card .thumb >> nth=0")
-    page.wait_for_function("() => document.getElementById('sorted').data.at(-1).x.length > 0")
-    page.wait_for_function("() => document.getElementById('time').layout?.shapes?.length > 0")
-    assert page.locator(".card.lit").count() == 1
+    page.wait_for_function("before => document.querySelectorAll('#time path').length > before", arg=before)
+    page.mouse.move(0, 0)
+    page.wait_for_function("before => document.querySelectorAll('#time path').length === before", arg=before)
+
+
+def test_hovering_every_part_of_every_chart_of_the_answer_does_no_harm(page: Page):
+    for selector in ("#waterfall .row", "#mosaic .tile", "#cumulative svg", "#time .brush"):
+        for place in range(min(4, page.locator(selector).count())):
+            for _ in range(2):
+                page.hover(f"{selector} >> nth={place}", force=True)
+    page.mouse.move(0, 0)
+    page.wait_for_function("() => document.getElementById('peek').hidden")
+
+
+def test_the_waterfall_leads_from_the_initial_weights_to_the_logit(page: Page):
+    rows = page.locator("#waterfall [data-key]")
+    values = [float(value) for value in rows.evaluate_all("all => all.map(e => e.dataset.value)")]
+    found = get("layer", q=f"test:{first()}", layer="layers.2")
+    assert values[0] == pytest.approx(found["initial"])
+    assert values[-1] == pytest.approx(found["value"], rel=1e-4)
+    assert sum(values[:-1]) == pytest.approx(values[-1], rel=1e-3)
+    by_label = {f"label={row['value']}": row["total"] for row in found["totals"]["label"]}
+    keys = rows.evaluate_all("all => all.map(e => e.dataset.key)")
+    assert dict(zip(keys[1:-1], values[1:-1], strict=True)) == pytest.approx(by_label)
+
+
+def test_a_bar_opens_into_its_examples_and_is_left_out_by_a_key(page: Page):
+    row = page.locator("#waterfall [data-key='label=3']")
+    row.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('group-title').textContent.startsWith('label 3:')")
+    found = get("layer", q=f"test:{first()}", layer="layers.2", where="label=3", top=60)
+    assert found["shares"]["half"] == int(page.inner_text("#half b").replace(",", ""))
+    page.wait_for_function("() => document.querySelectorAll('#mosaic .tile').length > 3")
+    page.locator("#waterfall [data-key='label=3']").focus()
+    page.keyboard.press("x")
+    compared(page, "label=3")
+    expected = masked_by_library(label=3)
+    assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
+    page.wait_for_function("() => Number(document.querySelector('[data-key=\"label=3\"]').dataset.value) === 0")
+    total = float(page.get_attribute("#waterfall [data-key=answer]", "data-value"))
+    assert total == pytest.approx(float(expected[int(page.inner_text("#said"))]), rel=1e-3)
+
+
+def test_why_one_output_and_not_another_is_the_difference_of_two(page: Page):
+    page.select_option("#versus", "8" if page.inner_text("#said") != "8" else "7")
+    shown(page, "location.hash.includes('target=')")
+    wanted = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('target')")
+    one, other = (int(part) for part in wanted.split("-"))
+    with torch.no_grad():
+        outputs = digits().opened.model(digits().subject.inputs.batch([0]))[0]
+    total = float(page.get_attribute("#waterfall [data-key=answer]", "data-value"))
+    assert total == pytest.approx(float(outputs[one] - outputs[other]), rel=1e-3)
 
 
 def test_the_keyboard_is_enough(page: Page):
@@ -211,30 +273,44 @@ def test_an_example_is_left_out_with_a_click(page: Page):
     assert logits(page) == pytest.approx(masked_by_library(example=int(example)).tolist(), rel=1e-3, abs=1e-3)
 
 
-def test_the_audit_shows_suspects_and_leaves_one_out_with_a_click(page: Page):
-    page.keyboard.press("a")
-    page.wait_for_function("() => document.body.dataset.audited === location.hash")
-    suspects = digits().opened.memory.suspects(24)
-    first = page.locator(".suspect >> nth=0")
-    assert first.get_attribute("data-example") == str(suspects.examples[0])
-    assert first.locator(".given").inner_text() == str(suspects.columns["label"][0])
-    assert first.locator(".says").inner_text() == str(suspects.answers[0])
-    first.locator(".out").click()
-    compared(page, f"example={suspects.examples[0]}")
-    expected = masked_by_library(example=suspects.examples[0])
+def test_the_audit_is_a_queue_whose_decisions_can_be_taken_away(page: Page):
+    page.click("#views [data-view=audit]")
+    suspects = digits().opened.memory.suspects(60)
+    first, second = suspects.examples[:2]
+    audited(page, first)
+    assert page.locator("#suspect .given").inner_text() == str(suspects.columns["label"][0])
+    assert page.locator("#suspect .says").inner_text() == str(suspects.answers[0])
+    page.wait_for_selector("#neighbours .card")
+    page.click("#see-affected")
+    page.wait_for_selector("#affected-answer")
+    page.keyboard.press("b")
+    audited(page, second)
+    page.keyboard.press("d")
+    audited(page, suspects.examples[2])
+    with page.expect_download() as download:
+        page.click("#export-json")
+    kept = json.loads(Path(download.value.path()).read_text())["decisions"]
+    assert {row["example"]: (row["decision"], row["label"]) for row in kept} == {
+        first: ("relabel", suspects.answers[0]),
+        second: ("drop", None),
+    }
+    page.click("#mask-suspects")
+    page.wait_for_function("() => (document.body.dataset.compared ?? '').startsWith('example=')")
+    expected = masked_by_library(example=suspects.examples)
     assert logits(page) == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-3)
-    page.click("#accuracy button")
+    page.click("#ask-accuracy")
     page.wait_for_selector("#accuracy b")
+    page.evaluate("localStorage.clear()")
 
 
 def test_influence_says_that_it_is_an_estimate(page: Page):
-    page.click("#controls button:text-is('influence')")
+    page.select_option("#pick-measure", "influence")
     shown(page, "location.hash.includes('influence')")
     assert page.inner_text("#controls .caution") == "estimate"
     page.hover("#controls .caution")
     assert "estimate" in page.inner_text("#bubble")
     assert "would be lower" in page.inner_text("#examples")
-    assert page.locator("#controls button:text-is('slots')").count() == 0
+    assert page.locator("#pick-by").count() == 0
 
 
 def test_draw_a_digit(page: Page):
@@ -275,7 +351,7 @@ def test_an_uploaded_image_is_ink_whatever_its_paper(page: Page, tmp_path):
 
 def test_an_empty_list_says_why_and_leads_back(page: Page):
     empty = '{"matching": 0, "first": 0, "inputs": []}'
-    page.route("**/api/inputs?only=wrong*", lambda route: route.fulfill(body=empty, content_type="application/json"))
+    page.route("**/api/inputs?*only=wrong*", lambda route: route.fulfill(body=empty, content_type="application/json"))
     page.select_option("[aria-label='Right or wrong']", "wrong")
     page.wait_for_selector("#inputs >> text=There is no test input that is answered wrong.")
     page.click("#inputs >> text=Show all of them")
@@ -337,7 +413,7 @@ def test_a_memory_under_recording(browser, tmp_path):
             training.train(model, optimizer, range(5, 12), recorder)
             page.wait_for_selector("#newest")
             page.click("#newest")
-            page.wait_for_function("() => /· (1[0-2]|[6-9]) steps/.test(document.getElementById('title').textContent)")
+            page.wait_for_function("() => / (1[0-2]|[6-9]) steps/.test(document.getElementById('title').textContent)")
         # What the page still shows is made of the memory: whether that is the trained network is not known yet.
         page.wait_for_selector("#badges >> text=not verified")
         page.click("#newest")
@@ -352,12 +428,12 @@ def test_mistakes_are_said_where_they_are(browser, of_digits: Served):
     page.close()
 
 
-@pytest.mark.parametrize("view", ["", "audit"])
+@pytest.mark.parametrize("view", ["", "audit", "history", "map"])
 def test_it_fits_a_phone(page: Page, view: str):
     page.set_viewport_size({"width": 390, "height": 844})
     if view:
         page.click(f"#views [data-view={view}]")
-        page.wait_for_function("() => document.body.dataset.audited === location.hash")
+        page.wait_for_function("() => document.body.dataset.audited || document.body.dataset.shown === location.hash")
     page.wait_for_function("() => document.documentElement.scrollWidth <= 390")  # figures follow a turn of the phone
     page.click("#help")
     assert page.is_visible("dialog#guide")
@@ -365,11 +441,11 @@ def test_it_fits_a_phone(page: Page, view: str):
 
 
 def test_what_a_mask_is_not_is_said_where_masks_are_made(page: Page):
-    page.focus("#mask .caution")
+    page.focus("#leave .caution")
     assert "not retraining" in page.inner_text("#bubble")
     page.click("#views [data-view=audit]")
-    page.wait_for_function("() => document.body.dataset.audited === location.hash")
-    assert "is a mask, not retraining" in page.inner_text("#audit")
+    page.wait_for_selector("#decisions")
+    assert "is a mask, not retraining" in page.inner_text("#decisions")
 
 
 @pytest.mark.parametrize(
@@ -428,3 +504,126 @@ def test_a_page_of_another_site_reaches_nothing_that_costs_or_has_effects(
         page.close()
         server.shutdown()
     assert asked == []
+
+
+# -- the other views --------------------------------------------------------------------------
+
+
+def test_the_history_is_scrubbed_played_and_says_who_taught(page: Page):
+    page.click("#views [data-view=history]")
+    shown(page, "location.hash.includes('view=history')")
+    page.wait_for_selector("#areas svg")
+    box = page.locator("#curve .brush").bounding_box()
+    assert box is not None
+    for place in (0.3, 0.6):
+        page.mouse.move(box["x"] + place * box["width"], box["y"] + 40)
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 40)
+    page.wait_for_function("() => Number(document.getElementById('scrub').value) > 0")
+    page.wait_for_selector("#during .card")
+    page.focus("#scrub")
+    page.keyboard.press("Home")
+    page.wait_for_function("() => document.getElementById('at-step').textContent.startsWith('After step 0 ')")
+    before = float(page.inner_text("#number-at-step").replace("−", "-"))
+    opened = digits().opened
+    with torch.no_grad():
+        outputs = opened.memory.as_of(0).primal(opened.model)(digits().subject.inputs.batch([0]))[0]
+    assert before == pytest.approx(float(outputs[int(page.inner_text("#said"))]), abs=0.01)
+    page.click("#play")
+    page.wait_for_function("() => Number(new URLSearchParams(location.hash.slice(1)).get('step')) > 1")
+    page.click("#play")
+
+
+def test_a_line_around_points_of_the_map_adds_them_up_and_leaves_them_out(page: Page):
+    page.click("#views [data-view=map]")
+    shown(page, "location.hash.includes('view=map')")
+    page.wait_for_selector("#chosen .card")
+    page.select_option("#pick-layer", "layers.0")
+    shown(page, "location.hash.includes('layers.0')")
+    page.locator("#map-canvas").scroll_into_view_if_needed()
+    box = page.locator("#map-canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(2, 2)
+    corners = [(0.4, 0.4), (0.6, 0.4), (0.6, 0.6), (0.4, 0.6)]
+    for number, (x, y) in enumerate(corners):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+        if not number:
+            page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function("() => Number(document.body.dataset.chosen) > 0")
+    count = page.evaluate("Number(document.body.dataset.chosen)")
+    page.wait_for_selector("#mask-chosen")
+    page.click("#mask-chosen")
+    page.wait_for_function("() => (document.body.dataset.compared ?? '').startsWith('example=')")
+    left_out = parse_selections(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('mask')"))[0]["example"]
+    left_out = left_out if isinstance(left_out, list) else [left_out]
+    assert len(left_out) == count
+    assert logits(page) == pytest.approx(masked_by_library(example=left_out).tolist(), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("view", ["", "history", "map", "audit"])
+def test_a_saved_page_works_from_a_file_without_a_server(browser: BrowserContext, tmp_path, view: str):
+    waiting = {"q": f"test:{first()}", "view": view}
+    for _ in range(600):
+        try:
+            saved_page(digits(), waiting).save(tmp_path / "answer.html")
+            break
+        except Preparing:
+            continue
+    page, wrong = browser.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith(("file:", "data:", "blob:")) else None)
+    page.goto(f"file://{tmp_path}/answer.html")
+    if view:
+        page.wait_for_selector({"history": "#areas svg", "map": "#map-canvas[data-drawn]", "audit": "#suspect"}[view])
+    else:
+        page.wait_for_selector("#mosaic .tile")
+        page.click("#waterfall [data-key='label=4']")
+        page.wait_for_function("() => document.getElementById('group-title').textContent.startsWith('label 4:')")
+        page.click("#mask-group")
+        compared(page, "label=4")
+        assert logits(page) == pytest.approx(masked_by_library(label=4).tolist(), rel=1e-3, abs=1e-3)
+        page.select_option("#pick-per", "step")
+        page.wait_for_selector("#waterfall [data-key^='step=']")
+        page.click("#waterfall [data-key^='step='] >> nth=1")
+        page.wait_for_function("() => document.getElementById('group-title').textContent.startsWith('steps ')")
+    assert page.locator(".error").count() == 0
+    page.close()
+    assert wrong == []
+
+
+def test_the_save_button_gives_the_page(page: Page):
+    with page.expect_download() as download:
+        page.click("#save")
+    assert "<!doctype html>" in Path(download.value.path()).read_text()
+
+
+def test_a_chart_is_taken_away_as_png_and_svg(page: Page):
+    for kind, begins in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as download:
+            page.click(f"#sum-title button:text-is('{kind}')")
+        assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+# -- any data, any screen ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(360, 740), (2560, 1440)])
+def test_named_classes_and_colour_images_fit_every_screen_in_the_dark(browser: BrowserContext, size):
+    with Served(coloured(), port=0) as served:
+        dark = browser.browser.new_context(color_scheme="dark", viewport={"width": size[0], "height": size[1]})
+        with opened(dark, served, "#q=test:1") as page:
+            page.set_viewport_size({"width": size[0], "height": size[1]})
+            shown(page)
+            assert page.inner_text("#said") in ("red disc", "green square", "a blue triangle")
+            page.wait_for_function("wide => document.documentElement.scrollWidth <= wide", arg=size[0])
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
+            assert "red disc" in page.locator("#waterfall text").all_text_contents()
+            small = page.evaluate(
+                "() => [...document.querySelectorAll('body *')].filter(e => e.childNodes.length && e.offsetParent "
+                "&& [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()) "
+                "&& parseFloat(getComputedStyle(e).fontSize) < 12).map(e => e.outerHTML.slice(0, 80))"
+            )
+            assert small == []
+        dark.close()

@@ -3,7 +3,6 @@
 import re
 import tomllib
 from importlib.metadata import requires, version
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,6 @@ def test_every_module_is_in_the_wheel_and_no_test_is(in_the_wheel: set[str]):
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert modules <= in_the_wheel
     assert {name.partition("/")[0] for name in in_the_wheel} == {"spotlights", "spotlights_paper"}
-
-
-def test_the_installed_plotly_brings_the_script_that_the_page_loads():
-    assert (files("plotly") / "package_data" / "plotly.min.js").is_file()
 
 
 def test_every_package_that_the_checks_install_is_pinned_to_a_version_that_pyproject_allows():

@@ -109,7 +109,7 @@ def test_importing_spotlights_imports_only_what_it_stands_on():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout))
     assert "torch" in loaded
-    assert loaded & {"matplotlib", "pandas", "sklearn", "typer", "plotly", "rich", "beartype"} == set()
+    assert loaded & {"matplotlib", "pandas", "sklearn", "typer", "rich", "beartype"} == set()
 
 
 def test_the_version_is_that_of_the_package():

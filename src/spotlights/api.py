@@ -173,6 +173,10 @@ class Memory:
         values = recorded.column_at(name, torch.as_tensor(slots, dtype=torch.int64))
         return column_values(values, entries[name].kind, entries[name].strings)
 
+    def keys(self, slots: Sequence[int] | np.ndarray, *, layer: str | None = None) -> Float[Tensor, "slots features"]:
+        """The keys of some slots, given by their numbers; those of the first layer are the network's inputs."""
+        return self._layer(layer).keys_at(torch.as_tensor(slots, dtype=torch.int64))
+
     def groups(self, limit: int = 64) -> dict[str, list[Label]]:
         """The columns that divide the slots into at most `limit` groups, each with its values; labels come first."""
         return few_groups(self.view, limit)

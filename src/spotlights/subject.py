@@ -30,6 +30,7 @@ from spotlights.selections import id_range
 
 if TYPE_CHECKING:
     from spotlights.explorer import Served
+    from spotlights.explorer.saved import SavedPage
 
 SHOWN_NUMBERS = 40
 """An input that is neither an image nor a text is shown as a table of its first numbers."""
@@ -164,10 +165,18 @@ class Subject:
         other.path = Path(memory)
         return other
 
-    def explore(self, *, host: str = "127.0.0.1", port: int = 8733, open_browser: bool | None = None) -> Served:
+    def explore(
+        self,
+        *,
+        compare: Subject | str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8733,
+        open_browser: bool | None = None,
+    ) -> Served:
         """Opens the explorer on this subject; it runs in the background until it is closed or the program ends.
 
         Args:
+            compare: another memory of the same inputs, or its subject, to compare answers with.
             host: another address than this machine's own demands a token, which is part of the printed URL.
             port: 0 takes any that is free.
             open_browser: by default if somebody sits at a terminal.
@@ -175,12 +184,37 @@ class Subject:
         from spotlights.explorer import Served
 
         notebook = "ipykernel" in sys.modules  # which shows the page inline
-        served = Served(self, host=host, port=port, framed=notebook)
+        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+        served = Served(self, other=other, host=host, port=port, framed=notebook)
         if open_browser if open_browser is not None else sys.stdout.isatty() and not notebook:
             webbrowser.open(served.url)
         if not notebook:
             print(served)
         return served
+
+    def page(
+        self,
+        query: str | int,
+        *,
+        view: str = "",
+        layer: str | None = None,
+        measure: str | None = None,
+        target: str | int | None = None,
+    ) -> SavedPage:
+        """The explorer's page of one answer as one HTML file, for sharing; a notebook shows it without a server.
+
+        Args:
+            query: the id of a test input; or "train:ID", "text:PROMPT", as the subject can.
+            view: "history", "map" or "audit"; the answer itself by default.
+            layer: the layer that answers by default.
+            measure: "contribution", "influence", "score" or "absolute".
+            target: an output, or the difference of two ("7-9"); what the network says by default.
+        """
+        from spotlights.explorer.saved import page_of
+
+        asked = str(query) if ":" in str(query) else f"test:{query}"
+        target = None if target is None else str(target)
+        return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
 
     # -- the memory and its network ------------------------------------------------------------
 
@@ -300,12 +334,16 @@ class Subject:
             if isinstance(row, dict | tuple):
                 named = row.items() if isinstance(row, dict) else enumerate(row)
                 return {str(name): value[0].reshape(-1)[:SHOWN_NUMBERS].tolist() for name, value in named}
-            row = row[0].detach().cpu()
-            if self.tokenizer is not None and row.ndim == 1 and not row.is_floating_point():
-                return self.tokenizer.decode(row.tolist())
-            return row if row.ndim >= 2 else row.reshape(-1)[:SHOWN_NUMBERS].tolist()
+            return self.looks(row[0])
 
         return show
+
+    def looks(self, row: Tensor) -> Any:
+        """How one input looks if nobody says: an image, a text, or a row of numbers."""
+        row = row.detach().cpu()
+        if self.tokenizer is not None and row.ndim == 1 and not row.is_floating_point():
+            return self.tokenizer.decode(row.tolist())
+        return row if row.ndim >= 2 else row.reshape(-1)[:SHOWN_NUMBERS].tolist()
 
 
 # -- what users give --------------------------------------------------------------------------

@@ -24,43 +24,49 @@ class Asked:
     query: queries.Query
     spot: sl.Spotlights
 
-    def answer(self, target: int | None) -> str:
+    def answer(self, target: str | None) -> str:
         """What the network says, and which output is looked at."""
         said = self.query.described(self.spot.output)["said_name"]
-        looked_at = "" if target is None else f"; shown is output {self.query.output_name(target)}"
+        looked_at = "" if target is None else f"; shown is output {self.target_name(target)}"
         return f"{self.query.name}: the network says {said}{looked_at}"
 
-    def measure(self, name: str, layer: str | None, target: int | None) -> Any:
+    def described(self, about: dict[str, Any]) -> dict[str, Any]:
+        """The question with everything that was left to its defaults, and the network's answer."""
+        settings = dict(about["settings"])
+        layered = settings["measure"] not in ("influence", "history")
+        signed = settings["measure"] not in ("score", "absolute")
+        settings["layer"] = (settings["layer"] or list(self.spot)[-1]) if layered else None
+        settings["target"] = self.target_name(settings["target"]) if signed else None
+        said = self.query.described(self.spot.output)["said_name"]
+        return {**about, "query": self.query.name, "settings": settings, "network says": said}
+
+    def measure(self, name: str, layer: str | None, target: str | None) -> Any:
         """A measure of one layer, by default the last; of all layers for influence and history."""
         if name == "history":
             if layer is not None:
                 raise SettingError("A history goes through all layers: leave out --layer.")
-            return self.history(None if target is None else str(target))
+            return self.history(target)
         kind = queries.kind_named(name)
-        number = self.query.output_number(self.spot.output, target) if kind.signed else None
-        measure = queries.measure_of(self.query, self.spot, kind, layer, number)
+        numbers = self.query.output_numbers(self.spot.output, target) if kind.signed else None
+        measure = queries.measure_of(self.query, self.spot, kind, layer, numbers)
         return measure.absolute() if name == "absolute" else measure
+
+    def target_name(self, target: str | None) -> str:
+        """The output that is asked about, or the difference of two, by name."""
+        numbers = self.query.output_numbers(self.spot.output, target)
+        return " − ".join(self.query.output_name(number) for number in numbers)
 
     def history(self, target: str | None) -> sl.History:
         """How an output, or the difference of two ("7-9"), came about; by default the largest output."""
-        output = self.spot.output
-        wanted = str(self.query.output_number(output, None)) if target is None else target
-        parts = wanted.split("-")
-        if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-            raise SettingError(f'--target {target}: write an output, "7", or the difference of two, "7-9".')
-        numbers = [self.query.output_number(output, int(part)) for part in parts]
-        chosen = [self.query.target(output, number) for number in numbers]
-        toward = chosen[0] if len(chosen) == 1 else wanted
-        if callable(toward) or (len(chosen) == 2 and callable(chosen[0])):
-            first, *second = chosen
-            toward = first if not second else lambda output: first(output) - second[0](output)
+        numbers = self.query.output_numbers(self.spot.output, target)
+        toward = self.query.target(self.spot.output, numbers)
         with progress_bar("Going back over all of training") as progress:
-            name = " − ".join(self.query.output_name(number) for number in numbers)
-            return self.spot.history({name: toward}, progress=progress)
+            return self.spot.history({self.target_name(target): toward}, progress=progress)
 
     def masked(self, left_out: str, layers: str | None) -> dict[str, Any]:
         """The answer with and without what the mask leaves out."""
-        mask = queries.mask_of(left_out, layers, self.memory)
+        answers = queries.output_layer(self.memory.layers, self.query, self.spot)
+        mask = queries.mask_of(left_out, layers, self.memory, answers)
         view = without_any(self.memory, [dict(conditions) for conditions in mask.selections])
         masked = view.primal(self.model, layers=mask.layers) if mask else self.model
         networks = {"with": self.model, "without": masked}

@@ -176,9 +176,7 @@ def history(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    target: Annotated[
-        str | None, optional(help='The output, or the difference of two, such as "7-9"; the largest one by default.')
-    ] = None,
+    target: options.Target = None,
     by: Annotated[
         str | None, optional(help="The column, such as label or source; by default one that has few values.")
     ] = None,
@@ -231,7 +229,10 @@ def mask(
         ),
     ],
     subject: options.Subject = None,
-    layers: Annotated[str | None, optional(help="Only in these layers, such as layers.1,layers.2.")] = None,
+    layers: Annotated[
+        str | None,
+        optional(help='In these layers, such as layers.1,layers.2, or "all"; in the layer that answers by default.'),
+    ] = None,
     engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
@@ -277,17 +278,47 @@ def explore(
     host: Annotated[str, typer.Option(help="Another address than this machine's own demands a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8733,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    compare: Annotated[
+        Path | None, optional(help="Another memory, to compare answers: of another seed, or after cleaning.")
+    ] = None,
     engine: options.Engine = None,
     as_json: AsJson = False,
 ) -> None:
     """Open the explorer: a local web page. Ctrl-C stops it."""
     with waiting("Opening"):
-        served = Served(find_subject(memory, subject), host=host, port=port)
+        first = find_subject(memory, subject)
+        served = Served(first, other=_other(first, compare, subject), host=host, port=port)
     gc.freeze()  # torch and its kind stay: walking through them in the middle of an answer takes 150 ms
     print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
     if browser:
         webbrowser.open(served.url)
     served.wait()
+
+
+@app.command(epilog="Example:  [bold]spotlights export runs/demo 60008 --out answer.html[/]")
+def export(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    layer: Annotated[str | None, optional(help="The layer; the one that answers by default.")] = None,
+    measure: Annotated[str, typer.Option(help="contribution, influence, score or absolute.")] = "contribution",
+    target: options.Target = None,
+    view: Annotated[str, optional(help="history, map or audit; the answer by default.")] = "",
+    out: Annotated[Path, typer.Option(help="The file.")] = Path("answer.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Save the explorer's page of one answer as one HTML file, which opens anywhere without a server."""
+    with waiting("Adding up the training by groups"):
+        about = find_subject(memory, subject)
+        page = about.page(query, view=view, layer=layer, measure=measure, target=target).save(out)
+    print_json({"page": str(page), "bytes": page.stat().st_size}) if as_json else typer.echo(page)
+
+
+def _other(first: Any, memory: Path | None, subject: str | None) -> Any:
+    """The subject of a memory to compare with: the same one, unless the run has a subject of its own."""
+    if memory is None:
+        return None
+    return (known_subject(memory, None) if subject is None else None) or first.at(memory_path(memory))
 
 
 def _ask(memory: Path, query: str, subject: str | None, where: str = "", without: str = "", engine: Any = None) -> Any:
@@ -320,7 +351,7 @@ def _answer(
         engine.save(out, about)
         typer.echo(out)
     elif as_json:
-        print_json(list(answer.rows(0)))
+        print_json({"asked": asked.described(about), "rows": list(answer.rows(0))})
     else:
         print_result(asked.answer(about["settings"]["target"]), answer)
 

@@ -52,7 +52,6 @@ app = typer.Typer(
     cls=Commands,
     help="Which training examples is an answer made of?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -139,7 +138,10 @@ Measure = Annotated[
         "long as a training run), score or absolute (the score's size)."
     ),
 ]
-Target = Annotated[int | None, optional(min=0, help="The output, by its number; the largest one by default.")]
+Target = Annotated[
+    str | None,
+    optional(help='The output, by its number, or the difference of two, such as "7-9"; the largest one by default.'),
+]
 Engine = Annotated[
     str | None,
     optional(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,23 +14,25 @@ from starlette.responses import Response
 
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
-from spotlights.explorer import data
+from spotlights.explorer import data, histories, maps
 from spotlights.explorer.explorer import Explorer, Preparing
-from spotlights.explorer.queries import KINDS, Query, known_layer, mask_of, read_query, whole_number
+from spotlights.explorer.queries import KINDS, Query, known_layer, read_query, whole_number
 from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
-from spotlights.explorer.views import pixels, png
+from spotlights.explorer.views import picture
 from spotlights.selections import format_selections, read_selections
 
 QUERY = ("q", "at")
-LOOK = (*QUERY, "layer", "measure", "target", "top", "by", "per", "where")
+LOOK = (*QUERY, "layer", "measure", "target", "top", "by", "where")
 MASK = ("mask", "in")
 
 
 class Parameters:
     """The parameters of one request; unknown ones are mistakes."""
 
-    def __init__(self, explorer: Explorer, request: Request, allowed: tuple[str, ...]) -> None:
-        self._explorer, self._given, self._path = explorer, request.query_params, request.path_params
+    def __init__(
+        self, explorer: Explorer, given: Mapping[str, str], allowed: tuple[str, ...], path: Mapping[str, str]
+    ) -> None:
+        self._explorer, self._given, self._path = explorer, given, path
         unknown = [name for name in self._given if name not in allowed]
         if unknown:
             raise SettingError(f"Unknown parameter {unknown[0][:40]!r}. There are: {', '.join(allowed) or 'none'}.")
@@ -75,15 +77,14 @@ class Parameters:
         return Wanted(
             layer=known_layer(self.text("layer", next(reversed(layers), "")), layers),
             measure=self.choice("measure", *KINDS),
-            target=self.number("target", None, 0, 1 << 30),
+            target=self.optional("target"),
             by=self.choice("by", "example", "slot"),
-            per=self.optional("per"),
             where=format_selections(read_selections(where, memory)) if where else "",
             top=self.number("top", 24, 1, 500),
         )
 
-    def mask(self) -> sl.Mask:
-        return mask_of(self.text("mask", ""), self.optional("in"), self._explorer.opened.memory)
+    def mask(self, query: Query | None = None) -> sl.Mask:
+        return self._explorer.mask_of(self.text("mask", ""), self.optional("in"), query)
 
 
 # -- answers ----------------------------------------------------------------------------------
@@ -145,9 +146,29 @@ def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any]) -
     return explorer.kept((answer.__name__, query.name, query.position, wanted), lambda: answer(explorer, query, wanted))
 
 
+def _history(explorer: Explorer, given: Parameters) -> Any:
+    """How an answer came about; with `during`, the examples whose visits in these steps added and took most."""
+    query, target, stretch = given.query(), given.optional("target"), given.optional("during")
+    if stretch is None:
+        return histories.described(explorer, query, target, given.optional("per"))
+    first, _, end = stretch.partition("-")
+    steps = range(whole_number(first, "a step"), whole_number(end, "a step"))
+    return histories.during(explorer, query, target, steps, given.number("top", 6, 1, 100))
+
+
+def _map(explorer: Explorer, given: Parameters) -> Any:
+    layer, column = given.wanted().layer, given.optional("per")
+    return explorer.kept(("map", layer, column), lambda: maps.described(explorer, layer, column), 1 << 20)
+
+
 def _audit(explorer: Explorer, given: Parameters) -> Any:
-    top = given.number("top", 24, 1, 500)
-    return explorer.kept(("audit", top), lambda: audit(explorer, top))
+    top, where = given.number("top", 24, 1, 500), given.text("where", "")
+    return explorer.kept(("audit", top, where), lambda: audit(explorer, top, where))
+
+
+def _mask(explorer: Explorer, given: Parameters) -> Any:
+    query = given.query()
+    return explorer.mask(query, given.mask(query))
 
 
 def _accuracy(explorer: Explorer, given: Parameters) -> Any:
@@ -165,25 +186,43 @@ ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...
     "/api/query": (lambda explorer, given: explorer.answer(given.query()), QUERY),
     "/api/layer": (lambda explorer, given: _looked(explorer, given, spotlight), LOOK),
     "/api/time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
-    "/api/mask": (lambda explorer, given: explorer.mask(given.query(), given.mask()), (*QUERY, *MASK)),
+    "/api/history": (_history, (*QUERY, "target", "per", "during", "top")),
+    "/api/map": (_map, ("layer", "per")),
+    "/api/lamp": (lambda explorer, given: _looked(explorer, given, maps.lamp), LOOK),
+    "/api/mask": (_mask, (*QUERY, *MASK)),
     "/api/accuracy": (_accuracy, MASK),
     "/api/examples/{id}.png": (_example_png, ()),
     "/api/examples/{id}": (_example, ()),
-    "/api/audit": (_audit, ("top",)),
+    "/api/audit": (_audit, ("top", "where")),
 }
 """What answers, and the parameters that it takes."""
 EFFECTS = ("/api/refresh",)
 """The addresses that change what others see, which take POST; all others take GET."""
 
 
+def answer(explorer: Explorer, path: str, given: Mapping[str, Any]) -> Any:
+    """What an address answers, as plain data."""
+    function, allowed = ADDRESSES[f"/api/{path}"]
+    return function(explorer, Parameters(explorer, {name: str(value) for name, value in given.items()}, allowed, {}))
+
+
 def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
     """What answers at an address, in one shape of answers and of errors."""
-    answer, allowed = ADDRESSES[path]
+    function, allowed = ADDRESSES[path]
+
+    def found(request: Request) -> Response:
+        result = function(explorer, Parameters(explorer, request.query_params, allowed, request.path_params))
+        return result if isinstance(result, Response) else as_response(result)
+
+    return answering(found)
+
+
+def answering(found: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """The same with one shape of errors."""
 
     def answered(request: Request) -> Response:
         try:
-            result = answer(explorer, Parameters(explorer, request, allowed))
-            return result if isinstance(result, Response) else as_response(result)
+            return found(request)
         except Preparing as later:
             return as_response({"progress": later.progress}, 202)
         except UnknownNameError as error:
@@ -200,11 +239,15 @@ def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
 
 
 def as_response(answer: Any, code: int = 200) -> Response:
+    return Response(as_text(answer), code, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def as_text(answer: Any) -> str:
+    """An answer as JSON."""
     try:
-        text = json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
+        return json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:  # a network that diverged
-        text = json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
-    return Response(text, code, media_type="application/json", headers={"Cache-Control": "no-store"})
+        return json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
 
 
 def _finite(answer: Any) -> Any:
@@ -221,4 +264,4 @@ def error_response(code: int, message: str) -> Response:
 
 
 def _picture(shown: Any) -> Response:
-    return Response(png(pixels(shown)), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
+    return Response(picture(shown), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})

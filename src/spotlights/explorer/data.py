@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BATCH = 512
 COLOURS = ("for", "against", "ink", "quiet", "faint", "caution", "classes")
 SHOWN_INPUTS = 6
+EDGES = 30
 LEAST_CHANGE = 0.01
 """A smaller change of the right answer's share is not worth a look."""
 
@@ -55,14 +56,22 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "examples": examples,
         "visits": not memory.folded,
         "audit": examples and not memory.folded and memory.has_errors,
+        "history": not memory.folded and bool(known["contributions"]),
+        "map": examples,
+        "other": explorer.other is not None,
         "training_queries": subject.example_input is not None and examples,
         "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
         "prompt": subject.tokenizer is not None,
-        "edges": [] if masks is None else masks.edges,
+        "edges": [] if masks is None or memory.folded else masks.edges or _edges(memory.steps),
         "no_masks": opened.no_masks,
         "colours": {name: getattr(palette, name.upper()) for name in COLOURS},
         "version": sl.__version__,
     }
+
+
+def _edges(steps: int) -> list[int]:
+    """Where stretches of steps may begin and end if the masks prefer none."""
+    return sorted({round(steps * edge / EDGES) for edge in range(EDGES + 1)})
 
 
 def status(explorer: Explorer) -> dict[str, Any]:

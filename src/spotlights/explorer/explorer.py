@@ -18,7 +18,7 @@ from torch import nn
 import spotlights as sl
 from spotlights import interrupts
 from spotlights.errors import SpotlightsError
-from spotlights.explorer.queries import Query
+from spotlights.explorer.queries import Query, mask_of, output_layer, read_query
 
 if TYPE_CHECKING:
     from spotlights.subject import Subject
@@ -106,6 +106,8 @@ class Opened:
     """What `memory.verify` gave, once it is there."""
     influence: Preparation | None = None
     """Once somebody has asked for influence."""
+    histories: dict[Any, Any] = field(default_factory=dict)
+    """The sweep for a history that is under way, or the last one."""
     replaced: bool = False
     """The memory was opened again since: what is still being prepared for this one stops."""
 
@@ -138,15 +140,43 @@ class Turns:
 class Explorer:
     """What every answer to the page stands on (`data`, `spotlight`)."""
 
-    def __init__(self, subject: Subject, *, prepare: bool = True) -> None:
-        """`prepare`: add up the group weights in the background, which masks and the verdict need."""
+    def __init__(self, subject: Subject, *, prepare: bool = True, other: Explorer | None = None) -> None:
+        """
+        Args:
+            subject: what is explored.
+            prepare: add up the group weights in the background, which masks and the verdict need.
+            other: another memory to compare the answers with.
+        """
         self.subject = subject
+        self.other = other
         self.inputs = subject.inputs  # what is missing is said here, before anything starts
-        self.show = subject.show_example
         self.scanning = Turns()
-        self._starting = threading.Lock()
+        self.starting = threading.Lock()
         self._prepare = prepare
         self.opened = self._open(subject.open())
+
+    @property
+    def show(self) -> Callable[[int], Any] | None:
+        """How a training example looks, by its id; None if nobody can say."""
+        return self.subject.show_example or self.kept("rebuilt", lambda: (self._rebuilt(),))[0]
+
+    def _rebuilt(self) -> Callable[[int], Any] | None:
+        """Without the subject's word, examples look as the first layer saw them: its keys are the network's inputs."""
+        memory, data = self.opened.memory, self.inputs.data
+        layer = next(iter(self.opened.layers), None)
+        if layer is None or memory.folded or "example" not in memory.columns or not isinstance(data, torch.Tensor):
+            return None
+        if data[0].numel() != self.opened.layers[layer].in_features or not data.is_floating_point():
+            return None
+        ids, slots = memory.distinct("example", layer=layer), memory.first_slots("example", layer=layer)
+        slot_of = dict(zip(ids, slots.tolist(), strict=True))
+
+        def show(example: int) -> Any:
+            if example not in slot_of:
+                raise sl.UnknownNameError(f"No training example {example}.")
+            return self.subject.looks(memory.keys([slot_of[example]], layer=layer)[0].reshape(data[0].shape))
+
+        return show
 
     def _open(self, memory: sl.Memory) -> Opened:
         model = self.subject.network(memory).eval()
@@ -215,7 +245,7 @@ class Explorer:
         opened = self.opened
         if opened.memory.influence_is_prepared:
             return
-        with self._starting:
+        with self.starting:
             opened.influence = opened.influence or Preparation(opened.memory, lambda: self._turn(opened))
         opened.influence.join(PATIENCE)
         if opened.influence.problem is not None:
@@ -234,15 +264,17 @@ class Explorer:
             raise Preparing(opened.masks.progress)
         return opened.masks
 
+    def answering_layer(self, query: Query | None = None) -> str:
+        """The layer that answers a query, or the first test input."""
+        asked = query or read_query(self.subject, f"test:{self.inputs.ids[0]}")
+        return output_layer(self.opened.layers, asked, self.attend(asked))
+
+    def mask_of(self, left_out: str, layers: str | None, query: Query | None = None) -> sl.Mask:
+        """The mask that an address names; by default of the layer that answers."""
+        return mask_of(left_out, layers, self.opened.memory, self.answering_layer(query))
+
     def mask(self, query: Query, mask: sl.Mask) -> dict[str, Any]:
         """The answer with and without what the mask leaves out."""
         masks, output = self.masks(), self.attend(query).output
         masked = masks.network(mask)(query.batch) if mask else output
         return {"with": query.described(output), "without": query.described(masked)}
-
-
-def output_layer(layers: Mapping[str, Any], query: Query, spot: sl.Spotlights) -> str:
-    """The layer to look at first: the last one with as many outputs as the network itself."""
-    outputs = len(query.outputs(spot.output))
-    names = [name for name in spot if name in layers and layers[name].out_features == outputs]
-    return names[-1] if names else list(spot)[-1]

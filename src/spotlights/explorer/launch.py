@@ -20,10 +20,24 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Served:
     """An explorer that runs in the background."""
 
-    def __init__(self, subject: Subject, *, host: str = "127.0.0.1", port: int = PORT, framed: bool = False) -> None:
-        """Starts the server; port 0 takes any that is free. `framed`: a notebook may show the page in a frame."""
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        other: Subject | None = None,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        framed: bool = False,
+    ) -> None:
+        """
+        Args:
+            subject: what is explored.
+            other: the same on another memory, to compare with.
+            host: another address than this machine's own demands a token.
+            port: 0 takes any that is free.
+            framed: a notebook may show the page in a frame.
+        """
         try:
-            import plotly  # noqa: F401
             import starlette  # noqa: F401
             import uvicorn
         except ImportError as error:
@@ -36,7 +50,8 @@ class Served:
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(24)
         self._socket = _listen(host, port)
         try:
-            self.explorer = Explorer(subject)
+            compared = None if other is None else Explorer(other, prepare=False)
+            self.explorer = Explorer(subject, other=compared)
         except BaseException:
             self._socket.close()
             raise

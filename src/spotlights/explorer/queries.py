@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,19 +69,30 @@ class Query:
         """The numbers of interest in the network's output for this query."""
         return numbers_of(self.subject, output, self)[0].detach().double().cpu()
 
-    def output_number(self, output: Any, wanted: int | None) -> int:
-        """The number of the output that is asked about; the largest one, if nobody says."""
+    def output_numbers(self, output: Any, wanted: str | int | None) -> tuple[int, ...]:
+        """The outputs that are asked about: one, "7", or two whose difference counts, "7-9"; by default the largest."""
         outputs = self.outputs(output)
-        number = int(outputs.argmax()) if wanted is None else wanted
-        if not 0 <= number < len(outputs):
-            raise SettingError(f"target={number}: the network has the outputs 0 to {len(outputs) - 1}.")
-        return number
+        if wanted is None or wanted == "":
+            return (int(outputs.argmax()),)
+        parts = str(wanted).split("-")
+        if len(parts) > 2 or not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+            raise SettingError(f'target={str(wanted)[:40]}: write an output, "7", or the difference of two, "7-9".')
+        numbers = tuple(int(part) for part in parts)
+        for number in numbers:
+            if number >= len(outputs):
+                raise SettingError(f"target={number}: the network has the outputs 0 to {len(outputs) - 1}.")
+        return numbers
 
-    def target(self, output: Any, number: int) -> Any:
-        """One of the numbers of interest, as `contributions` and `influence` take it."""
+    def target(self, output: Any, numbers: tuple[int, ...]) -> Any:
+        """An output or the difference of two, as `contributions`, `influence` and `history` take it."""
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == 1 and self.subject.target is None:
-            return number
-        return lambda output: numbers_of(self.subject, output, self)[:, number]
+            return numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[1]}"
+
+        def chosen(output: Any) -> Tensor:
+            outputs = numbers_of(self.subject, output, self)
+            return outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
+
+        return chosen
 
     def row(self, rows: int) -> int | None:
         """Which row of a layer is asked about; None for all rows together, as the positions of an image."""
@@ -90,7 +101,7 @@ class Query:
         return self.position if rows == len(self.tokens or ()) else rows - 1
 
     def output_name(self, number: int) -> str:
-        if self.subject.tokenizer is not None and self.position is not None:
+        if self.subject.tokenizer is not None and self.position is not None and not self.subject.class_names():
             return self.subject.tokenizer.decode([number])
         return self.subject.class_name(number, self.source)
 
@@ -280,7 +291,7 @@ def kind_named(name: str) -> Kind:
     return KINDS[name]
 
 
-def measure_of(query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None, target: int | None) -> Any:
+def measure_of(query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None, target: tuple[int, ...] | None) -> Any:
     """The library's measure of one query: of a layer, or of all layers (None), which only influence has.
 
     For |score| it is the score: `absolute()` of kept scores costs nothing.
@@ -299,10 +310,26 @@ def measure_of(query: Query, spot: sl.Spotlights, kind: Kind, layer: str | None,
     return attention.contributions(toward).whole() if kind.signed else attention.whole()
 
 
-def mask_of(left_out: str, layers: str | None, memory: sl.Memory) -> sl.Mask:
-    """The mask of what is left out, such as `label=3,5; step=0-300`, and in which layers: `layers.1,layers.2`."""
-    names = None if layers is None else [known_layer(name, memory.layers) for name in layers.split(",")]
-    return sl.Mask.of(read_selections(left_out, memory), None if set(names or ()) >= set(memory.layers) else names)
+ALL_LAYERS = "all"
+
+
+def mask_of(left_out: str, layers: str | None, memory: sl.Memory, answers: str) -> sl.Mask:
+    """The mask of what is left out, such as `label=3,5; step=0-300`, and in which layers: `layers.1,layers.2`.
+
+    By default in the layer that answers alone. There a mask takes a part of a sum away and nothing else changes. Hidden
+    layers add up far larger numbers that cancel, and what is left without some of them is no network that ever was.
+    """
+    selections = read_selections(left_out, memory)
+    if layers == ALL_LAYERS:
+        return sl.Mask.of(selections, None)
+    return sl.Mask.of(selections, [known_layer(name, memory.layers) for name in (layers or answers).split(",")])
+
+
+def output_layer(layers: Mapping[str, Any], query: Query, spot: sl.Spotlights) -> str:
+    """The layer that answers: the last one with as many outputs as the network itself."""
+    outputs = len(query.outputs(spot.output))
+    names = [name for name in spot if name in layers and layers[name].out_features == outputs]
+    return names[-1] if names else list(spot)[-1]
 
 
 def known_layer(name: str, layers: Collection[str]) -> str:

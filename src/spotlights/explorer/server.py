@@ -1,6 +1,6 @@
 """The server: the page, the API's addresses, and what keeps strangers out.
 
-No request changes a memory. The page and its parts come from this package and from the installed plotly; nothing in a
+No request changes a memory. The page and its parts come from this package; nothing in a
 request ever names a file. A request must name the server by a name it is known under (so that no foreign web
 page can reach it through a name of its own), and where the server listens to other machines, bring a token. Whatever
 costs something is answered to the page itself and to programs, never to another site's page, and stops when the
@@ -29,10 +29,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotlights import interrupts
 from spotlights.errors import TooLargeError
-from spotlights.explorer.api import ADDRESSES, EFFECTS, endpoint, error_response
+from spotlights.explorer.api import ADDRESSES, EFFECTS, answering, endpoint, error_response
 from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.saved import saved_page
 
 COOKIE = "spotlights_token"
+OTHER = "/other"
+"""Where the memory answers that another one is compared with."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -77,16 +80,6 @@ def _parts() -> dict[str, bytes]:
     return {part.name: part.read_bytes() for part in folder.iterdir() if part.name[part.name.rfind(".") :] in _TYPES}
 
 
-async def _plotly(request: Request) -> Response:
-    headers = {"Cache-Control": "max-age=86400"}
-    return Response(_plotly_script(), media_type="text/javascript; charset=utf-8", headers=headers)
-
-
-@cache
-def _plotly_script() -> bytes:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
-
-
 # -- answers ----------------------------------------------------------------------------------
 
 
@@ -124,6 +117,19 @@ def while_there(answer: Callable[[Request], Response]) -> Callable[[Request], Aw
             watching.cancel()
 
     return answered
+
+
+def _page(explorer: Explorer) -> Callable[[Request], Response]:
+    """The view of a state as one HTML file."""
+
+    def page(request: Request) -> Response:
+        if explorer.opened.masks is not None:
+            explorer.masks()  # or the answer comes later
+        saved = saved_page(explorer, dict(request.query_params))
+        headers = {"Content-Disposition": 'attachment; filename="answer.html"', "Cache-Control": "no-store"}
+        return Response(saved.text, media_type="text/html; charset=utf-8", headers=headers)
+
+    return answering(page)
 
 
 # -- who is let in ----------------------------------------------------------------------------
@@ -187,7 +193,7 @@ def _host_name(host: str) -> str:
 
 def _foreign(request: Request) -> Response | None:
     """Refuses what another site's page asks for. A browser says so; a program says nothing."""
-    if not request.scope["path"].startswith("/api/"):
+    if not request.scope["path"].startswith(("/api/", f"{OTHER}/api/")):
         return None  # the page itself: a link from anywhere may lead there
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
@@ -215,7 +221,11 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
         Route(path, while_there(endpoint(explorer, path)), methods=["POST" if path in EFFECTS else "GET"])
         for path in ADDRESSES
     ]
-    routes += [Route("/", _static), Route("/static/plotly.min.js", _plotly), Route("/static/{name}", _static)]
+    if explorer.other is not None:
+        others = ("/api/run", "/api/query", "/api/layer")
+        routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in others]
+    routes += [Route("/api/page", while_there(_page(explorer)))]
+    routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]

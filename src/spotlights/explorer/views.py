@@ -1,11 +1,13 @@
 """How a training example or an input looks: an image, a text, or a table for everything else.
 
-A subject has one function from an id to something showable: an array, tensor or PIL image (an image), a string or a
-`MarkedText` (a text), a mapping or a sequence (a row, shown as a table).
+A subject has one function from an id to something showable: an array, tensor or PIL image of any channels, or a
+matplotlib figure (an image), a string or a `MarkedText` (a text), a mapping or a sequence (a row, shown as a table), or
+whatever shows itself in a notebook (`_repr_html_`, such as a sound), which the page puts in a frame without scripts.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +45,23 @@ def as_json(shown: Showable, image: str | None = None) -> dict[str, Any]:
     row = _row(shown)
     if row is not None:
         cells = [[str(name), f"{v:.4g}" if isinstance(v, float) else str(v)] for name, v in row.items()]
-        return {"kind": "table", "rows": cells}
+        numbers = [float(v) if isinstance(v, int | float) else None for v in row.values()]
+        return {"kind": "table", "rows": cells, "numbers": numbers}
+    if hasattr(shown, "savefig"):
+        return {"kind": "image", "height": 3, "width": 4, "image": image, "smooth": True}
+    if hasattr(shown, "_repr_html_"):
+        return {"kind": "html", "html": str(shown._repr_html_())}
     height, width = pixels(shown).shape[:2]
-    return {"kind": "image", "height": height, "width": width, "image": image}
+    return {"kind": "image", "height": height, "width": width, "image": image, "smooth": max(height, width) > 96}
+
+
+def picture(shown: Showable) -> bytes:
+    """An image as a PNG file."""
+    if hasattr(shown, "savefig"):
+        file = io.BytesIO()
+        shown.savefig(file, format="png", dpi=100)
+        return file.getvalue()
+    return png(pixels(shown))
 
 
 def pixels(shown: Showable) -> UInt8[np.ndarray, "height width *colours"]:
@@ -57,12 +73,14 @@ def pixels(shown: Showable) -> UInt8[np.ndarray, "height width *colours"]:
     elif hasattr(shown, "convert"):  # of PIL, whose palettes and transparency we do not show
         shown = shown.convert("L" if shown.mode in ("1", "L") else "RGB")
     image = np.asarray(shown)
-    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+    if image.ndim == 3 and image.shape[0] <= 4 < image.shape[2]:
         image = np.moveaxis(image, 0, 2)  # PyTorch has the colours first
-    if image.ndim == 3 and image.shape[2] == 1:
-        image = image[:, :, 0]
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        raise SettingError(f"An image has the shape (height, width) or (height, width, 3), not {image.shape}.")
+    elif image.ndim == 3 and image.shape[2] > 4:
+        image = np.moveaxis(image, 0, 2) if image.shape[0] < image.shape[2] else image
+    if image.ndim == 3:  # without transparency; of two channels, or of many, those that one can see
+        image = image[:, :, :3] if image.shape[2] > 2 else image[:, :, 0]
+    if image.ndim not in (2, 3):
+        raise SettingError(f"An image has the shape (height, width) or (height, width, colours), not {image.shape}.")
     if image.dtype != np.uint8:
         image = np.nan_to_num(image.astype(np.float64))
         low, high = float(image.min(initial=0.0)), float(image.max(initial=0.0))

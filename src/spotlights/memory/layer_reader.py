@@ -28,7 +28,7 @@ from spotlights.memory.format.manifest import Manifest, SegmentEntry
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
-from spotlights.sparse_rows import SparseRows
+from spotlights.sparse_rows import SparseRows, dense
 
 ROWS, _FEWEST_ROWS, _ROWS_BYTES = 4096, 64, 2 << 20
 """Rows that are read at once: at most, at least, and how many bytes they take in between. These stay in the cache."""
@@ -406,6 +406,19 @@ class LayerReader:
                 rows = next(segment.file.rows(self.tensors + names.KEYS, local, len(local)))
             scale = segment.tensor(names.KEY_SCALE)
             result[places] = rows.to(result.dtype) if scale is None else rows.to(result.dtype) * scale[local, None]
+        return result
+
+    def keys_at(self, slots: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
+        """The keys of some slots, scaled."""
+        result = torch.empty(len(slots), self.entry.in_features, dtype=self.storage.compute_dtype)
+        bounds = [*(segment.start for segment in self.segments), self.slots]
+        for segment, places, local in self._by_segment(slots, bounds):
+            if self.entry.indexed:
+                result[places] = self.keys_numbered(segment.key_numbers()[local])
+                continue
+            for stored in segment.decoded(names.KEYS, local, 0):
+                keys = dense(stored.rows)
+                result[places[stored.place]] = keys if stored.scale is None else keys * stored.scale[:, None]
         return result
 
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, UnsupportedError
@@ -219,6 +219,15 @@ class History(OverLayers, Printable):
         """The numbers before the first step, and after every step."""
         return Curve(self._course.curve, self.names)
 
+    @property
+    def says(self) -> Int64[Tensor, "inputs steps_and_one"] | None:
+        """The class that the network said before the first step and after every step; None if it is no classifier."""
+        return self._course.said
+
+    def during(self, steps: range) -> History:
+        """The same history with the slots of some steps alone: who added what meanwhile."""
+        return History(self.view.where(OneOf("step", steps)), self._targets, self._values, self._course)
+
     def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
         """The k examples that added most."""
         return super().top(k, by=by, per=per)
@@ -245,8 +254,7 @@ class History(OverLayers, Printable):
         return Forgetting(lost, None if len(lost) == 0 else "taken by: examples whose visits in between took most away")
 
     def _lost(self, number: int, since: int, at: int, regained: int | None, k: int) -> Lost:
-        during = OneOf("step", range(since, at + 1))
-        view = self.view.where(during)
+        view = self.view.where(OneOf("step", range(since, at + 1)))
         parts = [_LayerHistory(view, part.layer, self._values[part.layer]) for part in self._parts]
         takers: list[tuple[Label, Label, float]] = []
         if "example" in self.view.reader.manifest.columns:

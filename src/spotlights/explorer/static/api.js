@@ -7,10 +7,20 @@ export class Replaced extends Error {}
 
 const PAUSE = 500;
 
+/** A page that was saved has its answers with it, and no server. */
+const saved = document.getElementById("answers");
+export const offline = saved ? JSON.parse(saved.textContent) : null;
+
 /** The answer at an address; `kind` names questions of which only the newest counts; `waits` is told how far something is that the answer needs. */
 export async function ask(path, parameters = {}, kind = null, waits = null, method = "GET") {
   const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const query = new URLSearchParams(given).toString();
+  const query = new URLSearchParams(given.sort(([a], [b]) => (a < b ? -1 : 1))).toString();
+  if (offline) {
+    const sorted = given.map(([name, value]) => [name, String(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
+    const found = offline.answers[JSON.stringify([path, ...sorted])];
+    if (found === undefined) throw new Refused("This saved page does not hold that answer. The explorer does: spotlights explore.");
+    return JSON.parse(JSON.stringify(found), (_, value) => (typeof value === "string" && offline.images[value]) || value);
+  }
   const control = new AbortController();
   if (kind) {
     under_way.get(kind)?.abort();
@@ -18,7 +28,7 @@ export async function ask(path, parameters = {}, kind = null, waits = null, meth
   }
   let answer;
   try {
-    answer = await fetch(`api/${path}${query ? `?${query}` : ""}`, { method, signal: control.signal });
+    answer = await fetch(`${path.startsWith("other/") ? `other/api/${path.slice(6)}` : `api/${path}`}${query ? `?${query}` : ""}`, { method, signal: control.signal });
   } catch (error) {
     if (control.signal.aborted) throw new Replaced();
     throw new Refused("The explorer does not answer. Is it still running in its terminal?");

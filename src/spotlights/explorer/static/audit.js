@@ -1,65 +1,120 @@
-// The audit: training examples whose labels look wrong, and the click that leaves them out.
+// The audit: a queue of training examples whose labels look wrong. Keep, relabel or drop each; take the decisions away.
 
 import { ask, Replaced } from "./api.js";
-import { $, datum, explain, fill, h, problem, shown } from "./dom.js";
-import { NOT_RETRAINING } from "./mask.js";
+import { controls, rowsOf, theAnswer } from "./answer.js";
+import { $, datum, explain, fill, h, percent, problem, shown, waits } from "./dom.js";
+import { NOT_RETRAINING, touched } from "./mask.js";
 import { spell } from "./selections.js";
-import { change, isMasked, maskParts, maskText, state, toggleMasked } from "./state.js";
+import { ask_about, change, maskParts, maskText, state } from "./state.js";
+import { download } from "./svg.js";
 
-const SHOWN = 24;
+const COUNT = 60;
+const WORDS = { keep: "keep", relabel: "relabel", drop: "drop" };
 let run;
-let count = SHOWN;
+let suspects = [];
+let decisions = {};
+let listed = null;
+
+const place = () => `spotlights-decisions:${run.title}`;
 
 export function setUpAudit(about) {
   run = about;
-  const views = [["", "This answer", "What the answer is made of"], ["audit", "Audit the labels", "Training examples that the network kept disagreeing with: their labels may be wrong (a)"]];
-  fill($("views"), views.map(([view, name, title]) => h("button", { role: "tab", "data-view": view, title, onclick: () => change({ view }) }, name)));
-  $("views").hidden = !run.audit;
-  showView();
+  try { decisions = JSON.parse(localStorage.getItem(place()) ?? "{}"); } catch { decisions = {}; }
 }
 
-function showView() {
-  for (const each of $("views").children) each.setAttribute("aria-selected", String(each.dataset.view === state.view));
-  $("audit").hidden = !state.view;
-  $("made").hidden = Boolean(state.view);
-}
-
-export async function showAudit() {
-  showView();
-  if (!state.view) return;
-  $("audit").classList.add("busy");
+export async function showAudit(keys) {
+  if (suspects.length && listed === state.where && keys.every((key) => ["suspect", "mask", "in"].includes(key))) return draw();
+  const panel = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Adding up the errors of every visit …"));
+  fill($("view"), panel);
   try {
-    show(await ask("audit", { top: count }, "audit"));
-    document.body.dataset.audited = location.hash;
+    ({ suspects } = await ask("audit", { top: COUNT, where: state.where }, "audit"));
+    listed = state.where;
+    controls();
+    draw();
   } catch (error) {
-    if (!(error instanceof Replaced)) fill($("audit"), problem(error, showAudit));
-  } finally {
-    $("audit").classList.remove("busy");
+    if (!(error instanceof Replaced)) fill(panel, problem(error, () => showAudit(["view"])));
   }
 }
 
-function show({ suspects }) {
-  const more = h("button", { class: "more", onclick: () => { count = count === SHOWN ? 5 * SHOWN : SHOWN; showAudit(); } }, count === SHOWN ? "more" : "fewer");
-  fill($("audit"),
-    h("p", { class: "quiet" }, "Visit after visit, the network disagreed with these training examples, most with the first. ", h("b", {}, "A ranking, not a verdict"), ": hard and rare examples are here too. ", explain(h("b", { class: "caution-text" }, "Leaving them out is a mask, not retraining"), NOT_RETRAINING), ": it takes away what they added to the weights and nothing else."),
-    h("h3", {}, `The ${suspects.length} most suspicious`, h("span", { class: "links" }, run.no_masks ? null : h("button", { class: "more", id: "mask-suspects", onclick: () => leaveOut(suspects) }, "leave all of these out"), more)),
-    suspects.length ? h("div", { class: suspects[0].shown?.kind === "image" ? "suspects" : "suspects text" }, suspects.map(suspect))
-      : h("p", { class: "empty" }, "No example has been visited yet."));
+const current = () => suspects.find(({ example }) => String(example) === state.suspect) ?? suspects[0];
+export const moveOn = (by) => { const at = suspects.indexOf(current()) + by; if (suspects[at]) change({ suspect: suspects[at].example }, { quietly: true }); };
+
+function draw() {
+  if (!suspects.length) return fill($("view"), h("div", { class: "panel wide" }, h("p", { class: "empty" }, "No example has been visited yet.")));
+  const row = current();
+  const made = Object.keys(decisions).length;
+  const picture = suspects[0].shown?.kind === "image";
+  fill($("view"),
+    h("section", { class: "panel wide", id: "suspect", "data-example": row.example },
+      h("h2", {}, `Suspect ${suspects.indexOf(row) + 1} of ${suspects.length}`, h("span", { class: "quiet" }, state.where ? "among the chosen ones" : "the most suspicious first")),
+      h("div", { class: "suspect" },
+        h("div", { class: "big" }, datum(row.shown, { ink: Boolean(run.drawing), name: `training example ${row.example}` })),
+        h("div", {},
+          row.label === undefined || row.label === null ? null : h("div", { class: "versus" }, h("span", { class: "quiet" }, "given label"), h("b", { class: "given" }, row.label_name), row.says === null ? null : [h("span", { class: "quiet" }, "the network says"), h("b", { class: "says" }, row.says_name)]),
+          h("p", { class: "quiet" }, `training example ${row.example}; its errors over ${row.visits} visits add up to ${shown(row.suspicion)}.`),
+          h("div", { class: "decide" }, Object.keys(WORDS).map((word) => h("button", { "data-decision": word, "aria-pressed": String(decisions[row.example]?.decision === word), disabled: word === "relabel" && (row.says === null || row.says === undefined), onclick: () => decide(word) }, word === "relabel" && row.says !== null && row.says !== undefined ? `relabel: ${row.says_name} ` : `${word} `, h("kbd", {}, { keep: "k", relabel: "b", drop: "d" }[word]))),
+            h("button", { onclick: () => moveOn(-1), disabled: row === suspects[0], "aria-label": "Previous suspect" }, "‹"), h("button", { onclick: () => moveOn(1), disabled: row === suspects.at(-1), "aria-label": "Next suspect" }, "›")),
+          run.training_queries ? h("button", { class: "more", onclick: () => ask_about(`train:${row.example}`, { view: "", where: "" }) }, "make it the input") : null)),
+      h("div", { id: "neighbours" }), h("div", { id: "affected" })),
+    h("section", { class: "panel wide" }, h("h2", {}, "The queue", h("span", { class: "quiet" }, "A ranking, not a verdict: hard and rare examples are here too."), run.no_masks ? null : h("button", { id: "mask-suspects", onclick: leaveOut }, "Leave all of these out"), state.where ? h("button", { onclick: () => change({ where: "" }) }, "Show all suspects") : null),
+      h("div", { class: picture ? "strip" : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: Boolean(run.drawing), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
+    h("section", { class: "panel wide", id: "decisions" }, h("h2", {}, `${made} decision${made === 1 ? "" : "s"}`, h("button", { id: "export-json", disabled: !made, onclick: () => take("json") }, "Export JSON"), h("button", { id: "export-csv", disabled: !made, onclick: () => take("csv") }, "Export CSV"), h("button", { disabled: !made, onclick: () => { decisions = {}; keep(); draw(); } }, "Forget all")),
+      h("p", { class: "quiet" }, "They stay in this browser; export them before you clean the data. ", explain(h("b", { class: "caution-text" }, "Leaving examples out here is a mask, not retraining."), NOT_RETRAINING))));
+  neighbours(row);
+  affected(row);
+  document.body.dataset.audited = String(row.example);
 }
 
-function suspect(row) {
-  const facts = [`example ${row.example}`, `${row.visits} visits`, `suspicion ${shown(row.suspicion)}`];
-  const use = () => run.training_queries && change({ q: `train:${row.example}`, at: "", target: "", view: "" });
-  const line = (name, kind, value) => [h("span", { class: "quiet" }, name), h("b", { class: kind, title: value }, value)];
-  const labels = row.label === undefined || row.label === null ? null : h("span", { class: "labels" }, line("label", "given", row.label_name), row.says === null ? null : line("network", "says", row.says_name));
-  return h("div", { class: `card suspect ${isMasked("example", row.example) ? "masked" : ""}`, "data-example": row.example },
-    h("button", { class: "thumb", title: `${facts.join(", ")}${run.training_queries ? "\nclick: make it the query" : ""}`, onclick: use }, datum(row.shown, { ink: Boolean(run.drawing), name: facts.join(", ") })),
-    labels,
-    run.no_masks ? null : h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕"));
+/** The nearest examples that agree with the label, and those that agree with the network. */
+async function neighbours(row) {
+  if (!run.training_queries || row.label === undefined || row.label === null || !("label" in run.groups)) return;
+  const layer = theAnswer()?.layer ?? run.layers.at(-1).name;
+  const near = (label) => ask("layer", { q: `train:${row.example}`, layer, measure: "score", by: "example", where: `label=${spell(label)}`, top: 9 }).then(({ top }) => top.filter(({ example }) => example !== row.example).slice(0, 8)).catch(() => []);
+  const agreeing = await near(row.label);
+  const other = row.says === null || row.says === row.label ? [] : await near(row.says);
+  if (current() !== row || !$("neighbours")) return;
+  fill($("neighbours"), h("div", { class: "sides" }, rowsOf(`Most similar with the given label, ${row.label_name}`, agreeing, "", { signed: false }, "score"), other.length ? rowsOf(`Most similar with what the network says, ${row.says_name}`, other, "", { signed: false }, "score") : null));
 }
 
-function leaveOut(suspects) {
+/** The test inputs that change without this example: asked with a click, since all of them are. */
+function affected(row) {
+  if (run.no_masks || !run.labelled) return;
+  const see = async () => {
+    fill($("affected"), h("span", { class: "quiet" }, "Asking all test inputs …"));
+    try {
+      const found = await ask("accuracy", { mask: `example=${row.example}` }, "accuracy", waits($("affected"), "Still preparing."));
+      if (current() !== row) return;
+      fill($("affected"), h("p", { id: "affected-answer" }, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs with and without it: `, h("b", {}, percent(found.with.all)), " and ", h("b", {}, percent(found.without.all)), found.worse.length + found.better.length ? "" : ". No answer moves by more than 1 %."), touched("Less sure of the right answer without it", found.worse, "against"), touched("Surer of the right answer without it", found.better, "for"));
+    } catch (error) {
+      if (!(error instanceof Replaced)) fill($("affected"), problem(error, see));
+    }
+  };
+  fill($("affected"), h("button", { id: "see-affected", onclick: see }, "Which test inputs change without it?"));
+}
+
+function leaveOut() {
   const parts = maskParts();
-  const all = new Set([...(parts.example ?? []), ...suspects.map(({ example }) => spell(example))]);
-  change({ mask: maskText({ ...parts, example: [...all] }) });
+  change({ view: "", where: "", mask: maskText({ ...parts, example: [...new Set([...(parts.example ?? []), ...suspects.map(({ example }) => spell(example))])] }) });
+}
+
+// -- decisions --------------------------------------------------------------------------------
+
+function keep() {
+  try { localStorage.setItem(place(), JSON.stringify(decisions)); } catch { /* a browser that keeps nothing: export before leaving */ }
+}
+
+export function decide(word) {
+  if (state.view !== "audit" || !suspects.length) return;
+  const row = current();
+  if (word === "relabel" && (row.says === null || row.says === undefined)) return;
+  decisions[row.example] = { example: row.example, decision: word, given: row.label ?? null, label: word === "relabel" ? row.says : null };
+  keep();
+  if (row === suspects.at(-1)) draw();
+  else moveOn(1);
+}
+
+function take(kind) {
+  const rows = Object.values(decisions);
+  const text = kind === "json" ? JSON.stringify({ memory: run.title, decisions: rows }, null, 2) : ["example,decision,given,label", ...rows.map(({ example, decision, given, label }) => [example, decision, given ?? "", label ?? ""].join(","))].join("\n") + "\n";
+  download(new Blob([text], { type: kind === "json" ? "application/json" : "text/csv" }), `decisions.${kind}`);
 }

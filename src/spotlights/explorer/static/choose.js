@@ -3,7 +3,7 @@
 import { ask, Replaced } from "./api.js";
 import { $, datum, fill, h, percent, problem } from "./dom.js";
 import { drawingWay } from "./draw.js";
-import { change, state } from "./state.js";
+import { ask_about, change, state } from "./state.js";
 
 const PAGE = 40;
 const EVERYTHING = { only: "all", label: "", source: "", order: "given", seed: 0, first: 0 };
@@ -37,7 +37,7 @@ function testWay() {
       options.map(([value, text]) => h("option", { value, selected: String(filters[name]) === String(value) }, text)));
   const classes = [["", "every class"], ...run.classes.map((name, number) => [number, name])];
   const search = h("input", { type: "search", placeholder: "id …", "aria-label": "Find a test input by its id", id: "search",
-    onchange: (event) => event.target.value.trim() && change({ q: `test:${event.target.value.trim()}`, at: "", target: "" }) });
+    onchange: (event) => event.target.value.trim() && ask_about(`test:${event.target.value.trim()}`) });
   queueMicrotask(list);
   return [
     h("div", { class: "filters" },
@@ -47,7 +47,6 @@ function testWay() {
       select("order", "Order", [["given", "in order"], ["unsure", "least sure"], ["random", "shuffled"]]),
       search),
     h("div", { id: "inputs", class: "grid" }),
-    h("p", { id: "tags", class: "quiet" }),
     h("div", { class: "pager" },
       h("button", { id: "earlier", "aria-label": "Earlier inputs", onclick: () => page(-PAGE) }, "‹"),
       h("span", { id: "counted", class: "quiet" }),
@@ -64,11 +63,9 @@ async function list() {
     const found = await ask("inputs", { ...filters, count: PAGE }, "inputs");
     listed = found.inputs;
     const rows = listed.length && listed[0].shown.kind !== "image";
-    place.className = rows ? "grid rows" : "grid";
+    place.className = rows ? "grid rows" : run.classes.some((each) => each.length > 5) ? "grid named" : "grid";
     fill(place, listed.length ? listed.map(thumbnail) : nothing());
     const last = Math.min(filters.first + PAGE, found.matching);
-    const wrong = listed.find(isWrong);
-    fill($("tags"), wrong ? [h("span", { class: "wrong-answer" }, `${name(wrong.label)} → ${name(wrong.said)}`), `: it is ${name(wrong.label)}, the network says ${name(wrong.said)}.`] : "");
     fill($("counted"), found.matching ? `${filters.first + 1}–${last} of ${found.matching.toLocaleString("en")}` : "");
     $("earlier").disabled = filters.first === 0;
     $("later").disabled = last >= found.matching;
@@ -95,12 +92,12 @@ const isWrong = ({ said, label }) => said !== null && label !== null && said !==
 
 function thumbnail(input) {
   const wrong = isWrong(input);
-  const short = (number) => (input.shown.kind === "image" && String(name(number)).length > 5 ? number : name(number));
+  const short = name;
   const title = input.said === null ? `input ${input.id}`
     : `input ${input.id}: says ${name(input.said)} (${percent(input.share)})${wrong ? `, is ${name(input.label)}` : ""}`;
-  const tag = input.said === null ? null : h("span", { class: "tag" }, wrong ? `${short(input.label)} → ${short(input.said)}` : `${short(input.said)}`);
+  const tag = input.said === null ? null : h("span", { class: "tag" }, wrong ? `${short(input.said)}, is ${short(input.label)}` : `${short(input.said)}`);
   return h("button", { class: wrong ? "thumb wrong" : "thumb", title, "data-id": String(input.id), "aria-label": title,
-    onclick: () => change({ q: `test:${input.id}`, at: "", target: "" }) },
+    onclick: () => ask_about(`test:${input.id}`) },
     datum(input.shown, { ink: Boolean(run.drawing), name: title }), tag);
 }
 
@@ -121,13 +118,13 @@ export async function step(by) {
   if (at >= 0 && next >= listed.length && !$("later").disabled) { await page(PAGE); next = 0; }
   else if (next < 0 && filters.first > 0) { await page(-PAGE); next = listed.length - 1; }
   const input = listed[Math.max(0, Math.min(listed.length - 1, next))];
-  if (input) change({ q: `test:${input.id}`, at: "", target: "" });
+  if (input) ask_about(`test:${input.id}`);
 }
 
 export async function random() {
   const seed = Math.floor(Math.random() * 2 ** 31);
   const found = await ask("inputs", { ...filters, order: "random", seed, first: 0, count: 1 });
-  if (found.inputs.length) change({ q: `test:${found.inputs[0].id}`, at: "", target: "" });
+  if (found.inputs.length) ask_about(`test:${found.inputs[0].id}`);
 }
 
 // -- prompts ----------------------------------------------------------------------------------
@@ -135,7 +132,7 @@ export async function random() {
 function promptWay() {
   const text = h("textarea", { id: "prompt", "aria-label": "Prompt", placeholder: "Type a prompt …" });
   if (state.q.startsWith("text:")) text.value = state.q.slice(5);
-  const send = () => text.value && change({ q: `text:${text.value}`, at: "", target: "" });
+  const send = () => text.value && ask_about(`text:${text.value}`);
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); }
   });

@@ -28,6 +28,7 @@ export function shown(value) {
   if (size >= 1e9) return `${(value / 1e9).toFixed(2)} G`;
   if (size >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
   if (size >= 1e5) return `${Math.round(value / 1e3)} k`;
+  if (size && size < 1e-4) return value.toExponential(0);
   if (size >= 1000 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
   return size >= 1 ? value.toFixed(2) : value.toPrecision(size >= 0.1 ? 3 : 2);
 }
@@ -35,13 +36,14 @@ export function shown(value) {
 export const signed = (value) => (value < 0 ? "" : "+") + shown(value);
 export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9 %" : `${(100 * share).toFixed(1)} %`);
 
-/** A picture, a passage with its highlight, or a small table. `ink`: 0 is background, so dark on white. */
+/** A picture, a passage with its highlight, a row of a table, or whatever a user's own HTML is. `ink`: 0 is background, so dark on white. */
 export function datum(shownAs, { ink = false, name = "" } = {}) {
   if (!shownAs) return h("span", { class: "quiet" }, name || "no view");
   if (shownAs.kind === "image") {
     const src = shownAs.image ?? pixelsUrl(shownAs);
-    return h("img", { src, alt: name, class: ink ? "ink" : "", loading: "lazy", draggable: false });
+    return h("img", { src, alt: name, class: `${ink ? "ink" : ""} ${shownAs.smooth ? "smooth" : ""}`, loading: "lazy", draggable: false });
   }
+  if (shownAs.kind === "html") return h("iframe", { class: "frame", sandbox: "", srcdoc: shownAs.html, title: name });
   if (shownAs.kind === "text") {
     const { text, start, end } = shownAs;
     if (end <= start) return h("span", {}, text);
@@ -49,6 +51,19 @@ export function datum(shownAs, { ink = false, name = "" } = {}) {
   }
   return h("span", { class: "pairs" }, shownAs.rows.map(([key, value]) => h("span", {}, h("i", {}, key), ` ${value}`)));
 }
+
+/** A text with the words marked that another text has too. */
+export function shared(text, other) {
+  const words = new Set(other.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? []);
+  return h("span", {}, text.split(/([\p{L}\p{N}]+)/u).map((part) => (words.has(part.toLowerCase()) ? h("mark", {}, part) : part)));
+}
+
+/** What a picture is called when it is read out, or has no room for more. */
+export const words = (shownAs) => (shownAs?.kind === "text" ? shownAs.text : shownAs?.kind === "table" ? shownAs.rows.map((row) => row.join(" ")).join(", ") : "");
+
+/** A choice: a select with its name before it. */
+export const choose = (name, id, current, options, act) => h("label", { class: "switch" }, name,
+  h("select", { id, onchange: (event) => act(event.target.value) }, options.map(([value, text, title]) => h("option", { value, title, selected: String(value) === String(current) }, text))));
 
 /** The picture of an image that came as bytes: drawn here, since no address has it. */
 function pixelsUrl({ bytes, width, height }) {

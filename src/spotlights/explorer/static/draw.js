@@ -1,7 +1,7 @@
 // Drawing and uploading: any picture becomes the small grey image that the network takes.
 
 import { fill, h, problem } from "./dom.js";
-import { change } from "./state.js";
+import { ask_about } from "./state.js";
 
 const SCALE = 10;
 
@@ -18,7 +18,7 @@ export function drawingWay(run, upload) {
       const pixels = upload ? shrunk(context, width, height) : centred(context, width, height);
       if (!pixels) return;
       fill(place);
-      change({ q: `pixels:${await packed(pixels)}`, at: "", target: "" });
+      ask_about(`pixels:${await packed(pixels)}`);
     } catch (error) {
       fill(place, problem(error));
     }

@@ -1,15 +1,28 @@
 // The page: starts everything, follows the address, the keys, and a memory that is still being recorded.
 
-import { ask } from "./api.js";
-import { setUpAudit, showAudit } from "./audit.js";
+import { controls, layer, measure, setUpAnswer, showGroup, showLayer, showMasked, showQuery, theAnswer } from "./answer.js";
+import { ask, offline } from "./api.js";
+import { decide, moveOn, setUpAudit, showAudit } from "./audit.js";
 import { markCurrent, random, setUpChoosing, step } from "./choose.js";
+import { setUpCompare, showCompare } from "./compare.js";
 import { $, explain, fill, h, problem } from "./dom.js";
-import { layer, measure, setUpLooking, showLayer, showMasked, showQuery } from "./look.js";
+import { setUpHistory, showHistory } from "./history.js";
+import { setUpMap, showMap } from "./map.js";
 import { setUpMasking, showComparison, showMaskControls, sliding } from "./mask.js";
-import { setUpPlots } from "./plots.js";
 import { change, follow, onChange, readAddress, state } from "./state.js";
+import { download } from "./svg.js";
+import { setUpTour } from "./tour.js";
 
 let run;
+
+/** The views: name, title, what it shows, the function that draws it. The first one is the answer itself. */
+const VIEWS = [
+  ["", "Answer", "What the answer is made of"],
+  ["history", "History", "How the answer came about in training", showHistory],
+  ["map", "Map", "Every training example as a point, lit by the input", showMap],
+  ["audit", "Audit", "Training examples whose labels may be wrong", showAudit],
+  ["compare", "Compare", "The same input in another memory", showCompare],
+];
 
 async function start() {
   readAddress();
@@ -18,36 +31,70 @@ async function start() {
   } catch (error) {
     return fill($("look"), problem(error, () => location.reload()));
   }
-  for (const [name, value] of Object.entries(run.colours)) if (typeof value === "string") document.documentElement.style.setProperty(`--${name}`, value);
   document.title = `Spotlights: ${run.title}`;
-  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} slots · ${run.steps.toLocaleString("en")} steps · ${run.optimizer}`);
-  explain($("title"), `${run.slots.toLocaleString("en")} training slots: one for each ${run.visits ? "visit of a training example (or of a token, or of a position in an image)" : "training example (or token of a text), its visits added up"}, from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}.`);
+  const visits = run.visits ? "visits of training examples" : "training examples, their visits added up";
+  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} ${run.visits ? "visits" : "examples"} in ${run.steps.toLocaleString("en")} steps · ${run.optimizer}`);
+  explain($("title"), `${run.slots.toLocaleString("en")} ${visits} (of a text: of its tokens; of an image in a convolution: of its positions), from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}, counted in the layer that has most.`);
   if (!run.slots) {
     fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
     return follow_recording();
   }
-  setUpPlots(run.colours);
-  setUpLooking(run);
+  views();
+  setUpAnswer(run);
   setUpAudit(run);
   setUpMasking(run);
+  setUpHistory(run);
+  setUpMap(run);
+  setUpCompare(run);
   onChange(changed);
   follow();
-  setUpChoosing(run);
+  if (offline) begin_saved();
+  else setUpChoosing(run);
   if (state.q) changed(["q"]);
+  setUpTour(run);
   follow_recording();
 }
 
-function changed(keys) {
+/** A saved page begins with what was saved, and has no other input to choose. */
+function begin_saved() {
+  $("choose").hidden = true;
+  document.body.classList.add("saved");
+  if (!location.hash) Object.assign(state, offline.state);
+}
+
+function views() {
+  const there = VIEWS.filter(([view]) => !view || (offline ? offline.views.includes(view) : view === "audit" ? run.audit : view === "compare" ? run.other : view === "history" ? run.history : view === "map" ? run.map : true));
+  fill($("views"), there.map(([view, name, title]) => h("button", { "data-view": view, title, onclick: () => change({ view }) }, name)));
+  $("views").hidden = there.length < 2;
+}
+
+let turn = 0;
+
+/** Draws what a change of the state touches; then says that the page shows what its address names. */
+async function changed(keys) {
+  const mine = ++turn;
+  if ((await draw(keys)) !== false && mine === turn) document.body.dataset.shown = location.hash;
+}
+
+async function draw(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
-  if (some("q", "at")) showQuery();
-  else if (some("layer", "measure", "target", "by", "per", "where", "view")) showLayer();
-  if (some("q", "view")) showAudit();
-  if (some("mask", "in")) {
-    if (!sliding()) showMaskControls();
-    showMasked();
-  }
-  if (some("q", "at", "mask", "in")) showComparison();
   markCurrent();
+  for (const each of $("views").children) each.setAttribute("aria-current", each.dataset.view === state.view ? "page" : "false");
+  $("answer").hidden = Boolean(state.view);
+  $("view").hidden = !state.view;
+  $("leave").hidden = Boolean(state.view);
+  if (some("mask", "in", "q", "at") && !sliding()) showMaskControls();
+  if (some("q", "at") && !(await showQuery())) return false;
+  if (some("q", "at")) showMaskControls();
+  if (some("q", "at", "mask", "in")) showComparison();
+  const show = VIEWS.find(([view]) => view === state.view)?.[3];
+  if (show) {
+    controls();
+    return show(keys);
+  }
+  if (some("q", "at", "layer", "measure", "target", "by", "where", "view")) return showLayer();
+  if (some("mask", "in", "per")) await showMasked();
+  if (some("open", "per", "mask", "in")) await showGroup();
 }
 
 // -- what goes on in the background -----------------------------------------------------------
@@ -102,21 +149,24 @@ async function newest(event) {
 const cycle = (values, now, by = 1) => values[(values.indexOf(now) + by + values.length) % values.length];
 
 const KEYS = {
-  ArrowRight: ["next input", () => step(1)],
-  ArrowLeft: ["previous input", () => step(-1)],
+  ArrowRight: ["next input, or next suspect", () => (state.view === "audit" ? moveOn(1) : step(1))],
+  ArrowLeft: ["previous input, or suspect", () => (state.view === "audit" ? moveOn(-1) : step(-1))],
   r: ["random input", random],
-  l: ["next layer", () => change({ layer: cycle(run.layers.map(({ name }) => name), layer()) })],
-  a: ["audit: labels that look wrong", () => change({ view: state.view ? "" : "audit" })],
-  m: ["next measure", () => change({ measure: cycle(run.measures.map(({ name }) => name), measure().name) })],
-  e: ["examples or slots", () => change({ by: (state.by || "example") === "example" ? "slot" : "example" })],
-  x: ["mask nothing", () => change({ mask: "", in: "" })],
+  v: ["next view", () => change({ view: cycle([...$("views").children].map((each) => each.dataset.view), state.view) })],
+  l: ["next layer", () => change({ layer: cycle(run.layers.map(({ name }) => name), layer()), open: "" })],
+  m: ["next measure", () => change({ measure: cycle(run.measures.map(({ name }) => name), measure().name), open: "" })],
+  e: ["add up examples, or visits", () => change({ by: (state.by || "example") === "example" ? "slot" : "example" })],
+  c: ["leave nothing out", () => change({ mask: "", in: "" })],
+  k: ["audit: keep", () => decide("keep")],
+  b: ["audit: relabel", () => decide("relabel")],
+  d: ["audit: drop", () => decide("drop")],
   "/": ["find an input by its id", () => $("search")?.focus()],
   "?": ["this page", () => guide()],
 };
 
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches?.("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey;
-  if (typing || $("guide").open || !run?.slots || !(event.key in KEYS)) return;
+  const typing = event.target.matches?.("input:not([type=range]), textarea, select") || event.ctrlKey || event.metaKey || event.altKey || (event.target.type === "range" && event.key.startsWith("Arrow"));
+  if (typing || $("guide").open || !run?.slots || offline || !(event.key in KEYS)) return;
   event.preventDefault();
   KEYS[event.key][1]();
 });
@@ -125,13 +175,15 @@ function guide() {
   fill($("guide"),
     h("button", { class: "close", onclick: () => $("guide").close(), autofocus: true, "aria-label": "Close" }, "✕"),
     h("h2", {}, "Which training examples is an answer made of?"),
-    h("p", {}, "A linear layer trained by gradient descent is nothing but its initial weights plus one small update for every training example at every step. So its answer to any input is a sum over everything it was trained on, and that sum can be taken apart."),
-    h("ol", {},
-      h("li", {}, h("b", {}, "Choose an input. "), "The network answers it."),
-      h("li", {}, h("b", {}, "See the spotlights. "), "A ", h("b", {}, "slot"), " is one visit of a training example. Its ", h("b", {}, "score"), " says how similar the layer finds it to the input; its ", h("b", {}, "contribution"), " what it adds to an output: for it (+) or against it (−). In the last layer contributions are exact: they add up to the output. In hidden layers they are first order, and marked so. ", h("b", {}, "Influence"), " estimates another thing: what the output would be had the network been trained without the example."),
-      h("li", {}, h("b", {}, "Leave some out. "), "The same sum without some classes, steps or examples is the network that never added them to its weights. ", h("b", {}, "A mask is not retraining"), ": what came after them stays as it was, though it would have gone another way. ", h("b", {}, "Influence"), " estimates that."),
-      h("li", {}, h("b", {}, "Audit. "), "Training examples that the network kept disagreeing with: their labels may be wrong. Look at them, and leave them out with a click.")),
-    h("p", {}, "The badges on top say whether the recorded sum really equals the trained network, layer by layer."),
+    h("p", {}, "A linear layer trained by gradient descent is its initial weights plus one small update for every training example at every step. So its answer to any input is a sum over everything the layer was trained on. This page takes that sum apart."),
+    h("ul", {},
+      h("li", {}, h("b", {}, "Answer. "), "The waterfall leads from the initial weights to the logit. Click a bar to see its examples, each tile as large as its contribution. “And not” asks why one output and not another."),
+      h("li", {}, h("b", {}, "Contribution"), " is what a training example adds to an output: for it (+) or against it (−). In the last layer contributions are exact. In hidden layers they are first order, and marked so. ", h("b", {}, "Score"), " says how similar a layer finds two inputs. ", h("b", {}, "Influence"), " estimates another thing: the output had the network been trained without the example."),
+      h("li", {}, h("b", {}, "Leave some of it out. "), "The same sum without some labels, steps or examples. ", h("b", {}, "A mask is not retraining"), ": what came after stays as it was, though it would have gone another way."),
+      h("li", {}, h("b", {}, "History. "), "The output after every step of training, through all layers: who taught it, and who erased it."),
+      h("li", {}, h("b", {}, "Map. "), "One point for each training example; the input is the lamp."),
+      h("li", {}, h("b", {}, "Audit. "), "Training examples that the network kept disagreeing with. Keep, relabel or drop each, and export your decisions.")),
+    h("p", {}, "The badges on top say whether the recorded sum equals the trained network, layer by layer."),
     h("div", { class: "keys" }, Object.entries(KEYS).map(([key, [what]]) => h("span", {}, h("kbd", {}, { ArrowRight: "→", ArrowLeft: "←" }[key] ?? key), ` ${what}`))),
     h("p", { class: "quiet" }, `Spotlights ${run.version}. After Irie, Csordás, Schmidhuber: The Dual Form of Neural Networks Revisited, ICML 2022.`));
   $("guide").showModal();
@@ -147,5 +199,18 @@ $("share").addEventListener("click", async () => {
   $("share").textContent = "Copied";
   setTimeout(() => { $("share").textContent = "Copy link"; }, 1500);
 });
-if (document.readyState === "complete" || window.Plotly) start();
-else addEventListener("DOMContentLoaded", start);
+$("save").hidden = $("share").hidden = Boolean(offline);
+$("save").addEventListener("click", async () => {
+  if (!theAnswer()) return;
+  const kept = Object.entries({ ...state, layer: layer() }).filter(([key, value]) => value && ["q", "at", "view", "layer", "measure", "target", "per"].includes(key));
+  for (;;) {
+    $("save").textContent = "Saving …";
+    const answer = await fetch(`api/page?${new URLSearchParams(kept)}`);
+    if (answer.status === 202) { await new Promise((wake) => setTimeout(wake, 700)); continue; }
+    $("save").textContent = answer.ok ? "Saved" : "Not saved";
+    setTimeout(() => { $("save").textContent = "Save page"; }, 1500);
+    if (answer.ok) download(await answer.blob(), `spotlights-${state.q.replace(/\W+/g, "-").slice(0, 40)}.html`);
+    return;
+  }
+});
+start();

@@ -1,40 +1,45 @@
-// Step 3: leave some of the training out, and see the answer with and without it.
+// Leaving some of the training out: the choice, the answer with and without, and what happens to all test inputs.
 
 import { ask, latest, Replaced } from "./api.js";
+import { maskedLayers, theAnswer } from "./answer.js";
 import { $, datum, explain, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
 import { formatSelections } from "./selections.js";
-import { change, isMasked, maskParts, maskText, otherSelections, state, toggleMasked } from "./state.js";
+import { ask_about, change, isMasked, maskParts, maskText, otherSelections, state, toggleMasked } from "./state.js";
 
-const MOST = 12;
-const FEW = 12;
+const [MOST_OUTPUTS, FEW, MOST_CHIPS] = [12, 12, 40];
 export const NOT_RETRAINING = "A mask is not retraining. It takes away exactly what these training examples added to the weights; all other updates stay as they were, though without these they would have gone another way. What training again would do is estimated by the measure “influence”.";
+const HIDDEN = "Hidden layers add up large numbers that cancel. Without some of them the rest is no network that ever was, and its answer says little. What training without these would do is estimated by “influence”.";
 let run;
+let without = null;
 
 export function setUpMasking(about) {
   run = about;
   showMaskControls();
 }
 
+// -- the choice -------------------------------------------------------------------------------
+
 export function showMaskControls() {
   const place = $("mask-controls");
   if (run.no_masks) return fill(place, h("p", { class: "quiet" }, run.no_masks));
-  const [parts, others] = [maskParts(), otherSelections()];
-  const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= 40);
+  const parts = maskParts();
+  const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= MOST_CHIPS);
+  const stretch = run.edges.length > 1 && (parts.step ?? []).length < 2;
+  const elsewhere = (column) => column === "example" || groups.some(([name]) => name === column) || (column === "step" && stretch);
+  const others = [...Object.entries(parts).filter(([column]) => !elsewhere(column)).map(([column, values]) => ({ [column]: values })), ...otherSelections()];
+  const putBack = (terms) => { const [[column], ...more] = Object.entries(terms); change({ mask: more.length ? maskText(parts, otherSelections().filter((each) => formatSelections([each]) !== formatSelections([terms]))) : maskText({ ...parts, [column]: [] }) }); };
   fill(place,
-    h("p", { class: "quiet" }, "What would it answer had these never added to its weights? ", explain(h("span", { class: "caution" }, "not retraining"), NOT_RETRAINING)),
-    groups.map(([column, values]) => chosen(`leave out ${column}`, values.length, (parts[column] ?? []).length > 0, values.map(({ value, name, colour }) =>
+    h("p", { class: "quiet" }, "The same sum without some of its parts. ", explain(h("span", { class: "caution" }, "not retraining"), NOT_RETRAINING)),
+    groups.map(([column, values]) => chosen(`without ${column}`, values.length, (parts[column] ?? []).length > 0, values.map(({ value, name, colour }) =>
       h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name)))),
-    run.edges.length > 1 ? slider(parts) : null,
-    (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `leave out ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
-      h("div", { class: "chips" }, parts.example.slice(0, 12).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", null, id) }, id)),
-        parts.example.length > 12 ? h("span", { class: "quiet" }, `and ${parts.example.length - 12} more`) : null)) : null,
-    others.length ? h("fieldset", {}, h("legend", {}, "leave out also"), h("div", { class: "chips" }, others.map((terms) =>
-      h("button", { class: "chip", "aria-pressed": "true", onclick: () => change({ mask: maskText(parts, others.filter((each) => each !== terms)) }) }, formatSelections([terms]))))) : null,
-    run.layers.length > 1 ? chosen("in layers", run.layers.length, Boolean(state.in), run.layers.map(({ name }) => {
-      const on = inLayers().includes(name);
-      return h("button", { class: "chip", "aria-pressed": "false", style: { opacity: on ? 1 : 0.45 }, title: on ? "Masked in this layer" : "Not masked in this layer", "data-layer": name, onclick: () => toggleLayer(name) }, on ? "✓ " : "", name);
-    })) : null,
-    h("div", { class: "chips" }, h("button", { id: "clear-mask", disabled: !state.mask, onclick: () => change({ mask: "", in: "" }) }, "Mask nothing")));
+    stretch ? slider(parts) : null,
+    (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `without ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
+      h("div", { class: "chips" }, parts.example.slice(0, FEW).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", null, id) }, id)),
+        parts.example.length > FEW ? h("span", { class: "quiet" }, `and ${parts.example.length - FEW} more`) : null)) : null,
+    others.length ? h("fieldset", {}, h("legend", {}, "without also"), h("div", { class: "chips" }, others.map((terms) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => putBack(terms) }, formatSelections([terms]))))) : null,
+    run.layers.length > 1 ? chosen("in layers", run.layers.length, Boolean(state.in), run.layers.map(({ name }) =>
+      h("button", { class: "chip layer", "aria-pressed": String(maskedLayers().includes(name)), title: "Leave it out of this layer too, or not", "data-layer": name, onclick: () => toggleLayer(name) }, name))) : null,
+    h("div", { class: "chips" }, h("button", { id: "clear-mask", disabled: !state.mask, onclick: () => change({ mask: "", in: "" }) }, "Leave nothing out")));
 }
 
 /** Some chips under a title; many of them stay folded up until somebody wants one. */
@@ -43,12 +48,10 @@ function chosen(title, count, open, buttons) {
   return count <= FEW ? h("fieldset", {}, h("legend", {}, title), chips) : h("details", { open }, h("summary", {}, `${title} (${count})`), chips);
 }
 
-const inLayers = () => (state.in ? state.in.split(",") : run.layers.map(({ name }) => name));
-
 function toggleLayer(name) {
-  const on = inLayers();
+  const on = maskedLayers();
   const now = run.layers.map((each) => each.name).filter((each) => (each === name ? !on.includes(each) : on.includes(each)));
-  if (now.length) change({ in: now.length === run.layers.length ? "" : now.join(",") });
+  if (now.length) change({ in: now.length === run.layers.length ? "all" : now.join() === theAnswer()?.layer ? "" : now.join() });
 }
 
 function slider(parts) {
@@ -59,11 +62,12 @@ function slider(parts) {
   const ends = stretch.map(nearest);
   const band = h("div", { class: "band" });
   const words = h("span", { class: "number", id: "masked-steps" });
-  const show = () => {
+  const said = ([low, high]) => (high > low ? `${low.toLocaleString("en")} to ${high.toLocaleString("en")}` : "none");
+  const show = (exactly = null) => {
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     band.style.left = `${(100 * low) / last}%`;
     band.style.width = `${(100 * (high - low)) / last}%`;
-    words.textContent = high > low ? `${edges[low].toLocaleString("en")} to ${edges[high].toLocaleString("en")}` : "none";
+    words.textContent = said(exactly ?? [edges[low], edges[high]]);
   };
   const moved = (which) => (event) => {
     ends[which] = Number(event.target.value);
@@ -71,9 +75,9 @@ function slider(parts) {
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     change({ mask: maskText({ ...maskParts(), step: high > low ? [`${edges[low]}-${edges[high]}`] : [] }) }, { quietly: true });
   };
-  show();
+  show(stretch);
   const end = (which, title) => h("input", { type: "range", min: "0", max: String(last), value: String(ends[which]), step: "1", "aria-label": title, id: `steps-${which}`, oninput: moved(which) });
-  return h("fieldset", {}, h("legend", {}, "leave out steps", words), h("div", { class: "range" }, band, end(0, "First step left out"), end(1, "End of the steps left out")));
+  return h("fieldset", {}, h("legend", {}, "without steps", words), h("div", { class: "range" }, band, end(0, "First step left out"), end(1, "End of the steps left out")));
 }
 
 /** While a slider has the focus it must not be made anew: it would slip out of the hand. */
@@ -84,47 +88,61 @@ export const sliding = () => document.activeElement?.type === "range" && $("mask
 export const showComparison = latest(async () => {
   if (!state.q || run.no_masks) return;
   const wanted = state.mask + state.in + state.q;
+  without = null;
+  fill($("accuracy"));
   try {
-    const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask",
-      waits($("verdict"), "Adding up the training by groups, once; then masks are instant."));
-    compare(found);
+    if (state.mask) {
+      const found = await ask("mask", { q: state.q, at: state.at, mask: state.mask, in: state.in }, "mask", waits($("verdict"), "Adding up the training by groups, once; then masks are instant."));
+      without = { of: state.q + state.at, ...found.without };
+      verdict(found);
+    } else {
+      fill($("verdict"), h("p", { class: "quiet" }, "Click a label, move the steps, or take the ✕ of an example."));
+    }
+    if (theAnswer()) showOutputs(theAnswer());
     document.body.dataset.compared = wanted;
   } catch (error) {
     if (error instanceof Replaced) return;
-    fill($("compare"));
+    if (theAnswer()) showOutputs(theAnswer());
     fill($("verdict"), h("p", { class: "empty" }, `Nothing to compare: ${error.message}`));
   }
 });
 
-function compare({ with: before, without: after }) {
-  const changed = before.said !== after.said;
+function verdict({ with: before, without: after }) {
   const share = (answer) => (answer.outputs.length > 1 ? percent(answer.outputs.find(({ number }) => number === answer.said).share) : "");
-  const known = new Map(after.outputs.map((output) => [output.number, output]));
-  let rows = before.outputs.map((output) => ({ ...output, now: known.get(output.number)?.logit ?? null })).filter(({ now }) => now !== null);
-  const moved = [...rows].sort((a, b) => Math.abs(b.now - b.logit) - Math.abs(a.now - a.logit));
-  if (rows.length > MOST) rows = moved.slice(0, MOST);
-  // A mask can take away far more than the answer is: then lengths are compressed, so that both stay visible.
-  const far = Math.max(...rows.map(({ now }) => Math.abs(now))) > 5 * Math.max(...rows.map(({ logit }) => Math.abs(logit)));
-  const scaled = far ? Math.asinh : (value) => value;
-  const values = rows.flatMap(({ logit, now }) => [scaled(logit), scaled(now), 0]);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const place = (value) => (100 * (scaled(value) - low)) / (high - low || 1);
-  const bar = (value, kind) => h("span", { class: kind, style: { left: `${Math.min(place(value), place(0))}%`, width: `${Math.max(0.6, Math.abs(place(value) - place(0)))}%` } });
-  const most = state.mask && moved[0];
-  document.body.classList.toggle("masked", Boolean(state.mask)); // on a phone the verdict then stays in view
-  fill($("verdict"), h("div", { class: `verdict ${changed ? "changed" : ""}` },
+  const now = new Map(after.outputs.map(({ number, logit }) => [number, logit]));
+  const moved = before.outputs.filter(({ number }) => now.has(number)).sort((a, b) => Math.abs(now.get(b.number) - b.logit) - Math.abs(now.get(a.number) - a.logit))[0];
+  const hidden = maskedLayers().some((name) => name !== theAnswer()?.layer);
+  fill($("verdict"), h("div", { class: `verdict ${before.said !== after.said ? "changed" : ""}` },
       h("div", { class: "before" }, h("span", { class: "quiet" }, "with everything"), h("strong", {}, visible(before.said_name)), h("span", { class: "quiet number" }, share(before))),
       h("span", { "aria-hidden": "true" }, "→"),
-      h("div", { class: "after" }, h("span", { class: "quiet" }, state.mask ? "without these" : "nothing left out"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))));
-  fill($("compare"),
-    most ? h("p", { class: "quiet" }, "Changed most: ", h("b", {}, most.name), ` ${shown(most.logit)} → ${shown(most.now)} (${signed(most.now - most.logit)})`) : h("p", { class: "quiet" }, "Leave out a class, some steps, or a training example by its ✕."),
-    h("div", { class: "key" }, h("span", {}, h("i", { style: { background: "#b6bdc6" } }), "with"), state.mask ? [h("span", {}, h("i", { style: { background: "var(--for)" } }), "without: higher"), h("span", {}, h("i", { style: { background: "var(--against)" } }), "lower")] : h("span", {}, h("i", { style: { background: "var(--ink)" } }), "without"), far ? h("span", {}, "log scale") : null),
-    far ? h("p", { class: "quiet" }, "Far outside what it ever said: what training examples add is large and cancels out, and the rest is not made up for.") : null,
-    h("div", { class: "bars", role: "table", "aria-label": "Outputs with and without" }, rows.map(({ number, name, logit, now }) => [
-      h("span", { class: `name ${number === after.said ? "most" : ""}`, title: name }, visible(name)),
-      h("span", { class: "bar", title: `${shown(logit)} → ${shown(now)}` }, bar(logit, "before"), bar(now, `after ${state.mask && now > logit + 1e-3 ? "for" : state.mask && now < logit - 1e-3 ? "against" : ""}`), h("span", { class: "zero", style: { left: `${place(0)}%` } })),
-      h("span", { class: "number", "data-logit": String(now), "data-number": String(number) }, shown(now))])),
-    run.labelled ? h("div", { id: "accuracy" }, h("button", { onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and on all test inputs?")) : null);
+      h("div", { class: "after" }, h("span", { class: "quiet" }, "without these"), h("strong", { id: "masked-said" }, visible(after.said_name)), h("span", { class: "quiet number" }, share(after)))),
+    moved ? h("p", { class: "quiet" }, "Changes most: the logit for ", h("b", {}, visible(moved.name)), `, ${shown(moved.logit)} → ${shown(now.get(moved.number))} (${signed(now.get(moved.number) - moved.logit)}).`) : null,
+    hidden ? h("div", { class: "warning" }, HIDDEN, " ", run.measures.some(({ name }) => name === "influence") ? h("button", { onclick: () => change({ measure: "influence", mask: "", in: "" }) }, "Estimate instead") : null) : null,
+    run.labelled && !run.saved ? h("p", {}, h("button", { id: "ask-accuracy", onclick: accuracy, title: "Run all test inputs through the network without these" }, "… and for all test inputs?")) : null);
+}
+
+/** The network's outputs as bars; under a mask, dashed, what they were. A click asks why this one. */
+export function showOutputs(answer) {
+  const place = $("outputs");
+  if (!place) return;
+  const now = without?.of === state.q + state.at && state.mask ? new Map(without.outputs.map((output) => [output.number, output.logit])) : null;
+  const value = ({ number, logit }) => now?.get(number) ?? logit;
+  let rows = [...answer.outputs];
+  if (rows.length > MOST_OUTPUTS) rows = rows.sort((a, b) => value(b) - value(a)).slice(0, MOST_OUTPUTS);
+  // A mask can take away far more than the answer is: then lengths are compressed, so that both stay visible.
+  const far = now && Math.max(...rows.map((row) => Math.abs(value(row)))) > 5 * Math.max(...rows.map(({ logit }) => Math.abs(logit)));
+  const scaled = far ? Math.asinh : (each) => each;
+  const all = rows.flatMap((row) => [scaled(row.logit), scaled(value(row)), 0]);
+  const [low, high] = [Math.min(...all), Math.max(...all)];
+  const at = (each) => (100 * (scaled(each) - low)) / (high - low || 1);
+  const bar = (each, kind) => h("span", { class: kind, style: { left: `${Math.min(at(each), at(0))}%`, width: `${Math.max(0.6, Math.abs(at(each) - at(0)))}%` } });
+  const said = now ? without.said : answer.said;
+  const target = Number((state.target || String(answer.said)).split("-")[0]);
+  fill(place, h("div", { class: "quiet caption" }, now ? "logits without what is left out; dashed: with everything" : "logits: what the network says of each output", far ? " (log scale)" : ""),
+    rows.map((row) => [
+      h("button", { class: row.number === said ? "most" : "", title: `${visible(row.name)}: ${shown(row.logit)}. ${run.saved ? "" : " Click: why this one?"}`, disabled: Boolean(run.saved), onclick: () => change({ target: row.number === answer.said ? "" : row.number, open: "" }) }, visible(row.name)),
+      h("span", { class: "bar", role: "img", "aria-label": `${visible(row.name)} ${shown(value(row))}` }, now ? bar(row.logit, "old") : null, bar(value(row), `now ${row.number === target ? "target" : ""}`), h("span", { class: "zero", style: { left: `${at(0)}%` } })),
+      h("span", { class: "number", "data-logit": String(value(row)), "data-number": String(row.number) }, shown(value(row)))]));
 }
 
 async function accuracy() {
@@ -136,18 +154,16 @@ async function accuracy() {
     fill(place, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
       worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : "",
       touched("These get worse", found.worse, "against"), touched("These get better", found.better, "for"));
-    place.scrollIntoView({ block: "nearest" });
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, accuracy));
   }
 }
 
 /** The test inputs that a mask changes most; a click makes one the query. */
-function touched(title, inputs, tone) {
+export function touched(title, inputs, tone) {
   if (!inputs.length) return null;
   const name = (number) => run.classes[number] ?? number;
-  const one = (input) => h("button", { class: "thumb", title: `input ${input.id}, which is ${name(input.label)}: the network finds that ${percent(input.right)} likely, without these ${percent(input.right_now)}`,
-    onclick: () => change({ q: `test:${input.id}`, at: "", target: "" }) },
-    datum(input.shown, { ink: Boolean(run.drawing), name: `input ${input.id}` }), h("span", { class: "tag" }, input.said === input.now ? `${name(input.now)}` : `${name(input.said)} → ${name(input.now)}`));
-  return h("div", { class: "touched" }, h("h3", { class: tone }, title), h("div", { class: inputs[0].shown.kind === "image" ? "grid six" : "grid rows" }, inputs.map(one)));
+  const one = (input) => h("button", { class: "thumb", title: `input ${input.id}, which is ${name(input.label)}: the network finds that ${percent(input.right)} likely, without these ${percent(input.right_now)}`, onclick: () => ask_about(`test:${input.id}`, { view: "" }) },
+    datum(input.shown, { ink: Boolean(run.drawing), name: `input ${input.id}` }), h("span", { class: "tag" }, input.said === input.now ? `still ${name(input.now)}` : `${name(input.said)}, now ${name(input.now)}`));
+  return h("div", { class: "touched" }, h("h3", { class: tone }, title), h("div", { class: inputs[0].shown.kind === "image" ? "grid named" : "grid rows" }, inputs.map(one)));
 }

@@ -1,8 +1,9 @@
 // The state of the page: all of it stands in the address, so a link shows the same to somebody else.
 
+import { offline } from "./api.js";
 import { formatSelections, parseSelections, spell } from "./selections.js";
 
-const KEYS = ["q", "at", "layer", "measure", "target", "by", "per", "where", "mask", "in", "view"];
+const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect", "paint"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];
@@ -29,6 +30,9 @@ export function change(changes, { quietly = false } = {}) {
   else history.pushState(null, "", address);
   for (const listener of listeners) listener(changed);
 }
+
+/** Another input: what belonged to the last one alone goes. */
+export const ask_about = (q, more = {}) => change({ q, at: "", target: "", open: "", step: "", ...more });
 
 export function follow() {
   addEventListener("popstate", () => {
@@ -59,7 +63,8 @@ export function maskText(parts, others = otherSelections()) {
 
 /** `spelled` is the value as it is written in a selection. */
 export function toggleMasked(column, value, spelled = spell(value)) {
-  const parts = maskParts();
+  const all = maskParts();
+  const parts = offline ? { [column]: (all[column] ?? []).filter((each) => each === spelled) } : all; // a saved page knows one group at a time
   const held = parts[column] ?? [];
   parts[column] = held.includes(spelled) ? held.filter((each) => each !== spelled) : [...held, spelled];
   change({ mask: maskText(parts) });

@@ -1,0 +1,195 @@
+"""The history of an answer, for the page: computed in the background, as long as somebody asks for it.
+
+Where a memory has no history (a sampled one, or an optimizer that is lazy), the network is rebuilt as of some fifty
+steps: the number after these steps, without who made it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import spotlights as sl
+from spotlights.errors import SpotlightsError, UnsupportedError
+from spotlights.explorer.explorer import PATIENCE, Explorer, Preparing
+from spotlights.explorer.queries import Query, run
+from spotlights.explorer.spotlight import example_rows
+
+POINTS, AREAS, REBUILT = 300, 100, 50
+"""Of the curve, of the areas under it, and of a curve that is made of rebuilt networks, over all of training."""
+FORGOTTEN = 20.0
+"""Seconds after which a history that nobody asks for any more is given up."""
+
+
+class AbandonedError(SpotlightsError):
+    """Nobody waits for this history any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rebuilt:
+    """The network's outputs as of some steps."""
+
+    why: str
+    """Why there is no history."""
+    steps: list[int]
+    outputs: Float[Tensor, "steps outputs"]
+
+
+class Job(threading.Thread):
+    """One sweep back over all of training."""
+
+    def __init__(self, explorer: Explorer, query: Query, numbers: tuple[int, ...]) -> None:
+        super().__init__(daemon=True)
+        self._explorer, self._query, self._numbers = explorer, query, numbers
+        self.progress, self.asked = 0.0, time.monotonic()
+        self.result: sl.History | Rebuilt | None = None
+        self.problem: SpotlightsError | None = None
+        self.start()
+
+    def run(self) -> None:
+        spot = self._explorer.attend(self._query)
+        name = " − ".join(self._query.output_name(number) for number in self._numbers)
+        try:
+            try:
+                target = self._query.target(spot.output, self._numbers)
+                self.result = spot.history({name: target}, progress=self._went)
+            except UnsupportedError as error:
+                self.result = self._rebuild(str(error))
+        except SpotlightsError as error:
+            self.problem = error
+
+    def _rebuild(self, why: str) -> Rebuilt:
+        """The network as of some steps, one after the other."""
+        opened, query = self._explorer.opened, self._query
+        steps = np.unique(np.linspace(0, opened.memory.steps, REBUILT + 1).round().astype(int)).tolist()
+        outputs = []
+        for place, step in enumerate(steps):
+            self._went(place / len(steps))
+            with self._explorer.scanning:
+                network = opened.memory.as_of(step).primal(opened.model)
+            outputs.append(query.outputs(run(network, query.batch)))
+        return Rebuilt(why, steps, torch.stack(outputs))
+
+    def _went(self, share: float) -> None:
+        if time.monotonic() - self.asked > FORGOTTEN:
+            raise AbandonedError("Nobody waits for this history any more.")
+        self.progress = share
+
+
+def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[sl.History | Rebuilt, tuple[int, ...]]:
+    """The history of an output, or of the difference of two; raises `Preparing` while it is computed."""
+    spot = explorer.attend(query)
+    numbers = query.output_numbers(spot.output, wanted)
+    key = "history", query.name, query.position, numbers
+    kept = explorer.opened.kept
+    if (found := kept.get(key)) is not None:
+        return found, numbers
+    with explorer.starting:
+        jobs = explorer.opened.histories
+        job = jobs.get(key)
+        if job is None or isinstance(job.problem, AbandonedError):
+            running = next((job for job in jobs.values() if job.is_alive()), None)
+            if running is not None:  # one at a time: a sweep takes all cores
+                raise Preparing(0.0)
+            jobs.clear()
+            job = jobs[key] = Job(explorer, query, numbers)
+    job.asked = time.monotonic()
+    job.join(PATIENCE)
+    if job.problem is not None:
+        raise job.problem
+    if job.result is None:
+        raise Preparing(job.progress)
+    kept.put(key, job.result, 64 << 20)
+    return job.result, numbers
+
+
+def described(explorer: Explorer, query: Query, wanted: str | None, per: str | None) -> dict[str, Any]:
+    """The history of an output as plain data: the curve, who made it by groups, and when it was right."""
+    history, numbers = find_history(explorer, query, wanted)
+    column = per if per in explorer.opened.groups else next(iter(explorer.opened.groups), None)
+    key = "history of", query.name, query.position, numbers, column
+    if isinstance(history, Rebuilt):
+        return _rebuilt(explorer, query, history, numbers)
+    return explorer.kept(key, lambda: _described(explorer, query, history, numbers, column))
+
+
+def during(explorer: Explorer, query: Query, wanted: str | None, steps: range, top: int) -> dict[str, Any]:
+    """The examples whose visits in some steps added and took most."""
+    history, _ = find_history(explorer, query, wanted)
+    if isinstance(history, Rebuilt) or "example" not in explorer.opened.memory.columns:
+        return {"top": [], "bottom": []}
+    part = history.during(steps)
+    with explorer.scanning:
+        rows = part.top(top), part.bottom(top)
+    return {name: example_rows(explorer, each) for name, each in zip(("top", "bottom"), rows, strict=True)}
+
+
+def _described(
+    explorer: Explorer, query: Query, history: sl.History, numbers: tuple[int, ...], column: str | None
+) -> dict[str, Any]:
+    curve, steps = history.curve().values[0], explorer.opened.memory.steps
+    places = np.unique(np.linspace(0, steps, min(POINTS, steps + 1)).round().astype(int)).tolist()
+    panel = history.panel(by=column, bins=AREAS)
+    areas = [] if panel.areas is None else panel.areas.tolist()
+    said = [] if history.says is None else history.says[0].tolist()
+    return {
+        **_named(query, numbers),
+        "steps": steps,
+        "at": places,
+        "curve": [float(curve[place]) for place in places],
+        "says": _stretches(query, dict(enumerate(said))),
+        "note": None,
+        "per": column,
+        "groups": list(panel.groups or []),
+        "edges": [] if panel.edges is None else [float(edge) for edge in panel.edges],
+        "areas": areas,
+        "layers": {str(row["layer"]): row["total history"] for row in history.by_layer().rows()},
+        "terms": {row["term"]: row[history.names[0]] for row in history.rows(0)},
+        "exact": history.exact,
+        "error": float(history.error[0]),
+        "lost": [{**row, "says_name": _name(query, row["says"])} for row in history.forgetting().rows()],
+    }
+
+
+def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """The same answer without who made the number."""
+    outputs = rebuilt.outputs
+    curve = outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
+    said = outputs.argmax(dim=1).tolist() if outputs.shape[1] > 1 else []
+    nothing = {"per": None, "groups": [], "edges": [], "areas": [], "layers": {}, "terms": {}, "lost": []}
+    return {
+        **_named(query, numbers),
+        "steps": explorer.opened.memory.steps,
+        "at": rebuilt.steps,
+        "curve": curve.tolist(),
+        "says": _stretches(query, dict(zip(rebuilt.steps, said, strict=False))),
+        "note": f"Networks rebuilt from the memory as of {len(rebuilt.steps)} steps. {rebuilt.why}",
+        "exact": False,
+        "error": 0.0,
+        **nothing,
+    }
+
+
+def _named(query: Query, numbers: tuple[int, ...]) -> dict[str, Any]:
+    name = " − ".join(query.output_name(number) for number in numbers)
+    return {"target": numbers[0], "versus": numbers[1] if len(numbers) > 1 else None, "name": name}
+
+
+def _stretches(query: Query, said: dict[int, int]) -> list[dict[str, Any]]:
+    """What the network said, and since after which step."""
+    stretches: list[dict[str, Any]] = []
+    for step, now in said.items():
+        if not stretches or stretches[-1]["said"] != now:
+            stretches.append({"since": step, "said": now, "name": _name(query, now)})
+    return stretches
+
+
+def _name(query: Query, number: Any) -> str | None:
+    return None if number is None else query.output_name(int(number))

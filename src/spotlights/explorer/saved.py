@@ -1,0 +1,188 @@
+"""One answer as one HTML file. The file opens anywhere without a server, and holds what the page may still ask.
+
+Its bars open, and each group can be left out. The questions are those that `static/answer.js` asks, word by word.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotlights.errors import SettingError, SpotlightsError
+from spotlights.explorer.api import answer, as_text
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.queries import KINDS
+from spotlights.explorer.views import picture
+from spotlights.selections import format_selections
+
+if TYPE_CHECKING:
+    from spotlights.subject import Subject
+
+TOP, TILES, STRETCHES, MOST_PARTS, SUSPECTS = 10, 60, 8, 14, 60
+"""As in `static/answer.js` and `static/audit.js`."""
+VIEWS = ("", "history", "map", "audit", "compare")
+_PICTURE = re.compile(r"api/(inputs|examples)/(-?[0-9]+)\.png")
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'"
+)
+Plain = dict[str, Any]
+Asked = tuple[str, Plain]
+
+
+class SavedPage:
+    """A view of one answer as one HTML file; a notebook shows it in place, without a server."""
+
+    def __init__(self, text: str, title: str) -> None:
+        self.text, self.title = text, title
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file."""
+        path = Path(path)
+        path.write_text(self.text, encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        frame = 'sandbox="allow-scripts allow-downloads" width="100%" height="820" style="border:1px solid #8884"'
+        return f'<iframe title="{html.escape(self.title)}" {frame} srcdoc="{html.escape(self.text)}"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"{self.title}: a page of {len(self.text) / 1e6:.1f} MB; .save(path) writes it"
+
+
+def page_of(subject: Subject, query: str, *, view: str = "", **state: str | None) -> SavedPage:
+    """The page of one answer; what the masks need is added up first."""
+    explorer = Explorer(subject, prepare=False)
+    explorer.prepare(explorer.opened)
+    return saved_page(explorer, {"q": query, "view": view, **{name: value for name, value in state.items() if value}})
+
+
+def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
+    """What the page shows in a state, with all that it asks for when somebody goes on clicking."""
+    view = state.get("view", "")
+    if view not in VIEWS:
+        raise SettingError(f"view={view[:40]!r}: give one of {', '.join(name or 'nothing' for name in VIEWS)}.")
+    asking = _given(state, "q", "at")
+    shown = answer(explorer, "query", asking)
+    state = {**state, "layer": state.get("layer") or shown["layer"]}
+    run = answer(explorer, "run", {})
+    run |= {"edges": [], "layers": [layer for layer in run["layers"] if layer["name"] == state["layer"]]}
+    run |= {"training_queries": False, "prompt": False, "saved": True}
+    answers = {_key("run", {}): run, _key("query", asking): shown, _key("status", {}): answer(explorer, "status", {})}
+    for path, given in _questions(explorer, run, shown, state):
+        other = path.startswith("other/")
+        at = explorer.other if other and explorer.other is not None else explorer
+        try:
+            answers[_key(path, given)] = answer(at, path.removeprefix("other/"), given)
+        except SpotlightsError:
+            if path in ("layer", "history", "map", "lamp", "audit"):
+                raise
+    data = {"answers": answers, "images": _images(explorer, answers), "state": state, "views": [view] if view else []}
+    return SavedPage(_document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
+
+
+def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> Iterator[Asked]:
+    measure = state.get("measure") or run["measures"][0]["name"]
+    kind, asking = KINDS[measure], _given(state, "q", "at")
+    by = "example" if run["examples"] else "slot"
+    target = {"target": state["target"]} if kind.signed and state.get("target") else {}
+    look = {**asking, "layer": state["layer"], "measure": measure, **target}
+    columns = [name for name, values in run["groups"].items() if len(values) > 1]
+    per = state["per"] if state.get("per") in columns else next(iter(columns), "")
+    if state.get("view") == "history":
+        yield "history", {**asking, **target, **({"per": per} if per else {})}
+    elif state.get("view") == "map":
+        yield "map", {"layer": state["layer"], **({"per": per} if per else {})}
+        yield "lamp", look
+    elif state.get("view") == "audit":
+        yield "audit", {"top": SUSPECTS}
+    elif state.get("view") == "compare" and explorer.other is not None:
+        pair = {**look, "by": by, "top": 24, "target": state.get("target") or shown["said"]}
+        yield from (("layer", pair), ("other/layer", pair), ("other/run", {}), ("other/query", asking))
+    yield "layer", {**look, "by": by, "top": TOP if kind.signed else 2 * TOP}
+    if run["visits"]:
+        yield "time", look
+    for part in _parts(explorer, run, look, columns, by):
+        yield "layer", {**look, "by": by, "where": part, "top": TILES}
+        if run["no_masks"] is None and not kind.estimate:
+            yield "mask", {**asking, "mask": part}
+            if part.startswith("step="):
+                yield "time", {**look, "where": part}
+            else:
+                yield "layer", {**look, "by": by, "where": part, "top": 1}
+
+
+def _parts(explorer: Explorer, run: dict[str, Any], look: dict[str, Any], columns: list[str], by: str) -> Iterator[str]:
+    """The bars of the waterfall, by any column, as selections."""
+    found = answer(explorer, "layer", {**look, "by": by, "top": TOP})
+    for column in columns:
+        rows = sorted(found["totals"][column], key=lambda row: -abs(row["total"]))
+        yield from (format_selections([{column: row["value"]}]) for row in rows[:MOST_PARTS])
+    if run["visits"]:
+        times = answer(explorer, "time", look)
+        size = math.ceil(len(times["totals"]) / STRETCHES)
+        starts = [*times["starts"][::size], times["steps"]]
+        edges = [math.floor(start + 0.5) for start in starts]
+        yield from (f"step={first}-{end}" for first, end in itertools.pairwise(edges))
+
+
+def _given(state: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: state[name] for name in names if state.get(name)}
+
+
+def _key(path: str, given: dict[str, Any]) -> str:
+    """What `static/api.js` looks an answer up by."""
+    pairs = sorted([name, str(value)] for name, value in given.items())
+    return json.dumps([path, *pairs], separators=(",", ":"), ensure_ascii=False)
+
+
+def _images(explorer: Explorer, answers: Any) -> dict[str, str]:
+    """Every picture that the answers name, as bytes."""
+    images: dict[str, str] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+        elif isinstance(value, str) and value not in images and (named := _PICTURE.fullmatch(value)):
+            number = int(named[2])
+            if named[1] == "inputs":
+                shown = explorer.inputs.show(explorer.inputs.place(number))
+            else:
+                shown = None if explorer.show is None else explorer.show(number)
+            images[value] = f"data:image/png;base64,{base64.b64encode(picture(shown)).decode()}"
+
+    walk(answers)
+    return images
+
+
+def _document(data: dict[str, Any], title: str) -> str:
+    """The page with its parts in it; modules find each other by name, in a map of imports."""
+    static = files("spotlights.explorer") / "static"
+    parts = {part.name: part.read_text(encoding="utf-8") for part in static.iterdir() if part.is_file()}
+    scripts = {
+        name: "data:text/javascript;base64," + base64.b64encode(text.replace('from "./', 'from "').encode()).decode()
+        for name, text in parts.items()
+        if name.endswith(".js")
+    }
+    answers = as_text(data).replace("<", "\\u003c")
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<style>\n{parts["style.css"]}</style>\n'
+        f'<script type="importmap">{json.dumps({"imports": scripts})}</script>\n'
+        f'<script id="answers" type="application/json">{answers}</script>\n'
+        '<script type="module">import "main.js";</script>\n'
+    )
+    page = re.sub(r"<link [^>]*>\n|<script src[^>]*></script>\n", "", parts["index.html"])
+    page = page.replace("<title>Spotlights</title>", f"<title>Spotlights: {html.escape(title)}</title>")
+    return page.replace("</head>", head + "</head>", 1)

@@ -1,0 +1,48 @@
+// Two memories and one input: two sums side by side, and the examples that only one of them puts forward.
+
+import { asked, controls, rowsOf, sumParts, sumRows } from "./answer.js";
+import { ask, Replaced } from "./api.js";
+import { waterfall } from "./charts.js";
+import { $, fill, h, percent, problem, shown, visible } from "./dom.js";
+import { state } from "./state.js";
+import { responsive, takeAway } from "./svg.js";
+
+let run;
+let pair = null;
+
+export function setUpCompare(about) {
+  run = about;
+  responsive($("view"), () => pair && state.view === "compare" && draw());
+}
+
+export async function showCompare() {
+  const place = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Asking both memories …"));
+  fill($("view"), place);
+  try {
+    const other = await ask("other/run");
+    const target = state.target || String((await ask("query", { q: state.q, at: state.at })).said);
+    const wanted = asked({ top: 24, target, where: "" });
+    const [first, second, one, two] = await Promise.all([ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("query", { q: state.q, at: state.at }), ask("other/query", { q: state.q, at: state.at })]);
+    pair = [{ title: run.title, found: first, answer: one }, { title: other.title, found: second, answer: two }];
+    controls();
+    draw();
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill(place, problem(error, showCompare));
+  }
+}
+
+function draw() {
+  const share = (answer) => answer.outputs.find(({ number }) => number === answer.said)?.share;
+  const side = ({ title, found, answer }, number) => h("section", { class: "panel" }, h("h2", {}, title, h("span", { class: "quiet" }, "says ", h("b", {}, visible(answer.said_name)), share(answer) === null ? "" : ` (${percent(share(answer))})`), takeAway({ querySelector: () => $(`twin-${number}`).querySelector("svg") }, `spotlights-twin-${number + 1}`)), h("div", { class: "chart", id: `twin-${number}` }));
+  const key = (found, which) => new Set((found[which] ?? []).filter(({ value }) => (which === "top" ? value > 0 || !found.signed : value < 0)).map(({ example }) => example));
+  const only = (here, there, which) => here.found[which]?.filter(({ example }) => key(here.found, which).has(example) && !key(there.found, which).has(example)).slice(0, 10) ?? [];
+  const both = [...key(pair[0].found, "top")].filter((example) => key(pair[1].found, "top").has(example)).length;
+  fill($("view"), pair.map(side), h("section", { class: "panel wide" }, h("h2", {}, `Of the 24 examples that speak most for it, ${both} are the same in both`),
+    h("div", { class: "sides" }, pair.map((each, number) => h("div", {}, rowsOf(`Only in ${each.title}`, only(each, pair[1 - number], "top"), "for", each.found, "contribution"), each.found.signed ? rowsOf(`Only in ${each.title}, against`, only(each, pair[1 - number], "bottom"), "against", each.found, "contribution") : null)))));
+  const order = sumParts(pair[0].found).map(({ key: name }) => name);
+  pair.forEach(({ found }, number) => {
+    const parts = sumParts(found).sort((a, b) => order.indexOf(a.key) - order.indexOf(b.key));
+    const { rows, adds } = sumRows(found, parts);
+    waterfall($(`twin-${number}`), rows, { sum: adds, label: `The sum in ${pair[number].title}: ${shown(found.value)}` });
+  });
+}

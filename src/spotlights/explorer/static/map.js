@@ -1,0 +1,217 @@
+// The map: one point for each training example, where a layer puts it. The input is the lamp: brightness by size, colour by sign.
+
+import { column, controls, layer, look, measure, peek, rowsOf, targetName, theAnswer } from "./answer.js";
+import { ask, Replaced } from "./api.js";
+import { $, choose, fill, h, percent, problem, shown, signed, waits } from "./dom.js";
+import { change, maskParts, maskText, state } from "./state.js";
+import { colour, responsive, takeAway } from "./svg.js";
+
+const [MOVING, MOST_MASKED, NEAR] = [700, 400, 12];
+let run;
+let map = null;
+let lamp = null;
+let canvas = null;
+let shape = [];
+let chosen = null;
+let drawn = 0;
+
+export function setUpMap(about) {
+  run = about;
+  responsive($("view"), () => map && state.view === "map" && resize());
+}
+
+const bytes = (text, Kind) => new Kind(Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer);
+const by = () => (state.paint === "group" && map?.groups.length ? "group" : "value");
+
+export async function showMap(keys) {
+  if (map && keys.every((key) => ["mask", "in", "open", "step", "where", "by"].includes(key))) return;
+  if (!$("map-canvas")) lay();
+  const per = column() === "step" ? "" : column();
+  try {
+    const told = waits($("map-note"), "Finding two directions, once for each layer.");
+    const [places, light] = await Promise.all([ask("map", { layer: layer(), per }, "map", told), ask("lamp", { q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "" }, "lamp", told)]);
+    const before = map;
+    map = { ...places, examples: bytes(places.examples, BigInt64Array), at: bytes(places.places, Uint16Array), groups: bytes(places.groups, Uint8Array) };
+    lamp = { ...light, values: bytes(light.values, Float32Array) };
+    rank();
+    controls();
+    tell();
+    if (before && before.layer !== map.layer && before.count === map.count) await move(before);
+    chosen = null;
+    resize();
+    showChosen();
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill($("map-note"), problem(error, () => showMap(["view"])));
+  }
+}
+
+function lay() {
+  canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "img", "aria-label": "Map of the training examples", onpointerdown: press, onpointermove: hover, onpointerup: release, onpointerleave: () => peek(null) });
+  fill($("view"), h("section", { class: "panel wide", id: "map" }, h("h2", { id: "map-title" }), h("div", { class: "chart", id: "map-place" }, canvas), h("p", { class: "quiet", id: "map-note" })),
+    h("section", { class: "panel wide", id: "chosen" }));
+}
+
+/** Brightness by rank of size would hide how few matter; by size alone most would be dark. The root is between. */
+function rank() {
+  const most = lamp.values.reduce((far, each) => Math.max(far, Math.abs(each)), 1e-12);
+  lamp.light = lamp.values.map((each) => Math.sqrt(Math.abs(each) / most));
+  lamp.order = Array.from(lamp.values.keys()).sort((a, b) => lamp.light[a] - lamp.light[b]);
+}
+
+function tell() {
+  const paint = map.groups.length ? choose("colour by", "paint", state.paint || "value", [["value", measure().signed ? "for and against" : measure().title], ["group", map.per]], (value) => change({ paint: value })) : null;
+  const about = measure().signed ? `what each adds to ${targetName(lamp.target, lamp.versus)}` : measure().title;
+  fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, takeAway($("map-place"), "spotlights-map"));
+  fill($("map-note"), `Each point is a training example where ${map.layer} puts it: the two directions in which its keys differ most, ${percent(map.explained)} of their variance. The ring is the input. Bright points matter most. Draw a line around some to add them up or leave them out.`,
+    by() === "group" ? h("span", { class: "key" }, (run.groups[map.per] ?? []).map(({ name, colour: each }) => h("span", {}, h("i", { style: { background: each } }), name))) : null);
+  canvas.setAttribute("aria-label", `Map of ${map.count} training examples in ${map.layer}; the brightest are listed below`);
+}
+
+// -- drawing ----------------------------------------------------------------------------------
+
+const rgb = (css) => { const context = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true }); context.fillStyle = css; context.fillRect(0, 0, 1, 1); return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+
+function resize() {
+  const wide = $("map-place").clientWidth;
+  if (!wide) return;
+  const ratio = Math.min(2, devicePixelRatio || 1);
+  canvas.width = Math.round(wide * ratio);
+  canvas.height = Math.round(Math.min(0.62 * wide, 0.72 * innerHeight) * ratio);
+  canvas.style.height = `${canvas.height / ratio}px`;
+  paint(map.at);
+}
+
+/** Where the lamp is, on the map's own scale. */
+function lampAt() {
+  const scaled = lamp.place.map((each, side) => (each - map.low[side]) / (map.high[side] - map.low[side] || 1));
+  return scaled.map((each) => Math.max(0, Math.min(1, each)));
+}
+
+const margin = () => 14;
+const onScreen = (x, y) => [margin() + x * (canvas.width - 2 * margin()), canvas.height - margin() - y * (canvas.height - 2 * margin())];
+
+/** All points as pixels of one image: 60,000 of them take a few milliseconds. */
+export function paint(at) {
+  const context = canvas.getContext("2d");
+  const { width, height } = canvas;
+  const image = context.createImageData(width, height);
+  const data = new Uint32Array(image.data.buffer);
+  const ground = rgb(colour("night"));
+  const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
+  data.fill(pack(ground));
+  const mix = (tone, share) => pack(tone.map((each, side) => Math.round(ground[side] + (each - ground[side]) * share)));
+  const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, 0.16 + (0.84 * share) / 32));
+  const tones = by() === "group" ? [...(run.groups[map.per] ?? []).map(({ colour: each }) => shades(rgb(each)))] : [shades(rgb(colour("lit-for"))), shades(rgb(colour("lit-against")))];
+  const grey = shades(rgb(colour("ghost")));
+  const [wide, high, size] = [width - 2 * margin(), height - 2 * margin(), width > 1500 ? 2 : 1];
+  for (const point of lamp.order) {
+    const light = lamp.light[point];
+    const tone = (by() === "group" ? tones[map.groups[point]] : tones[lamp.values[point] >= 0 ? 0 : 1]) ?? grey;
+    const shade = tone[Math.round(32 * light)];
+    const x = margin() + Math.round((at[2 * point] / 65535) * wide);
+    const y = height - margin() - Math.round((at[2 * point + 1] / 65535) * high);
+    const far = size + Math.round(2.4 * light * size);
+    for (let row = Math.max(0, y - far); row <= Math.min(height - 1, y + far); row++) for (let pixel = Math.max(0, x - far); pixel <= Math.min(width - 1, x + far); pixel++)
+      if ((row - y) ** 2 + (pixel - x) ** 2 <= far * far + 1) data[row * width + pixel] = shade;
+  }
+  context.putImageData(image, 0, 0);
+  const [x, y] = onScreen(...lampAt());
+  context.strokeStyle = colour("lamp");
+  for (const [radius, line] of [[9, 3], [17, 1.5]]) { context.lineWidth = line; context.beginPath(); context.arc(x, y, radius, 0, 7); context.stroke(); }
+  if (shape.length > 1) {
+    context.beginPath();
+    shape.forEach(([left, top], number) => (number ? context.lineTo(left, top) : context.moveTo(left, top)));
+    if (chosen) context.closePath();
+    context.fillStyle = "#ffbe4522"; context.fill(); context.lineWidth = 2; context.stroke();
+  }
+  drawn += 1;
+  canvas.dataset.drawn = drawn;
+}
+
+/** Another layer: the points wander to their new places. */
+function move(before) {
+  const start = performance.now();
+  const between = new Float32Array(map.at.length);
+  shape = [];
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return null;
+  return new Promise((done) => {
+    const step = (now) => {
+      const share = Math.min(1, (now - start) / MOVING);
+      const eased = share * share * (3 - 2 * share);
+      for (let each = 0; each < between.length; each++) between[each] = before.at[each] + (map.at[each] - before.at[each]) * eased;
+      paint(between);
+      if (share < 1 && state.view === "map") requestAnimationFrame(step);
+      else done();
+    };
+    requestAnimationFrame(step);
+  });
+}
+
+// -- the lasso --------------------------------------------------------------------------------
+
+const where = (event) => { const box = canvas.getBoundingClientRect(); return [((event.clientX - box.left) / box.width) * canvas.width, ((event.clientY - box.top) / box.height) * canvas.height]; };
+let pressed = false;
+
+function press(event) {
+  if (!map) return;
+  pressed = true;
+  chosen = null;
+  shape = [where(event)];
+  canvas.setPointerCapture(event.pointerId);
+}
+
+function hover(event) {
+  if (!map) return;
+  if (pressed) {
+    shape.push(where(event));
+    return paint(map.at);
+  }
+  const [x, y] = where(event);
+  let [best, near] = [-1, NEAR * NEAR];
+  for (let point = 0; point < map.count; point++) {
+    const [left, top] = onScreen(map.at[2 * point] / 65535, map.at[2 * point + 1] / 65535);
+    const far = (left - x) ** 2 + (top - y) ** 2;
+    if (far < near) [best, near] = [point, far];
+  }
+  peek(best < 0 ? null : Number(map.examples[best]), event);
+}
+
+function release() {
+  pressed = false;
+  if (shape.length < 3) shape = [];
+  chosen = shape.length ? inside() : null;
+  paint(map.at);
+  showChosen();
+}
+
+function inside() {
+  const found = [];
+  for (let point = 0; point < map.count; point++) {
+    const [x, y] = onScreen(map.at[2 * point] / 65535, map.at[2 * point + 1] / 65535);
+    let within = false;
+    for (let at = 0, last = shape.length - 1; at < shape.length; last = at++) {
+      const [[ax, ay], [bx, by]] = [shape[at], shape[last]];
+      if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) within = !within;
+    }
+    if (within) found.push(point);
+  }
+  return found;
+}
+
+async function showChosen() {
+  const some = chosen ?? lamp.order.slice(-24);
+  const sum = some.reduce((total, point) => total + lamp.values[point], 0);
+  const all = lamp.values.reduce((total, each) => total + each, 0);
+  const biggest = [...some].sort((a, b) => lamp.light[b] - lamp.light[a]).slice(0, 24);
+  const ids = some.map((point) => String(map.examples[point]));
+  const number = (value) => (measure().signed ? signed(value) : shown(value));
+  const parts = Object.entries(some.reduce((counts, point) => { const group = run.groups[map.per]?.[map.groups[point]]; if (group) counts[group.name] = (counts[group.name] ?? 0) + 1; return counts; }, {})).sort((a, b) => b[1] - a[1]).slice(0, 8);
+  const rows = await Promise.all(biggest.map(async (point) => { const example = Number(map.examples[point]); const facts = await ask(`examples/${example}`).catch(() => null); return { example, value: lamp.values[point], shown: facts?.shown, ...(facts?.columns ?? {}) }; }));
+  const out = () => { const held = maskParts(); change({ view: "", mask: maskText({ ...held, example: [...new Set([...(held.example ?? []), ...ids])] }) }); };
+  fill($("chosen"), h("h2", {}, chosen ? `${some.length.toLocaleString("en")} examples in the line add ${number(sum)}` : "The brightest points",
+      h("span", { class: "quiet" }, chosen ? `of ${number(all)} from all ${map.count.toLocaleString("en")}${parts.length ? `; ${map.per} ${parts.map(([name, count]) => `${name}: ${count.toLocaleString("en")}`).join(", ")}` : ""}` : ""),
+      chosen?.length && !run.no_masks ? h("button", { id: "mask-chosen", disabled: some.length > MOST_MASKED, title: some.length > MOST_MASKED ? `An address holds at most ${MOST_MASKED}: draw a smaller line` : "See the answer without these", onclick: out }, "Leave these out") : null,
+      chosen?.length && run.audit ? h("button", { id: "audit-chosen", disabled: some.length > MOST_MASKED, onclick: () => change({ view: "audit", where: `example=${ids.join(",")}`, suspect: "" }) }, "Audit these") : null),
+    rows.length ? rowsOf("", rows, "", { signed: measure().signed }, measure().title) : h("p", { class: "empty" }, "No point is in the line."));
+  document.body.dataset.chosen = String(chosen?.length ?? "");
+}

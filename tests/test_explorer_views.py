@@ -1,0 +1,143 @@
+"""The other views on the API, and pages that are saved: the library's histories, a map, one file without a server."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import spotlights as sl
+from explorers import client, coloured, digits, exact_run, first, get, prepared
+from spotlights.explorer import histories
+from spotlights.explorer.saved import saved_page
+
+
+def waited(path: str, explorer=None, **parameters):
+    """The answer, once it is there."""
+    while "progress" in (found := _any(path, explorer, parameters)):
+        pass
+    return found
+
+
+def _any(path, explorer, parameters):
+    answer = client(explorer or digits()).get(f"/api/{path}", params=parameters)
+    assert answer.status_code in (200, 202), answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("target", ["3", "3-8"])
+def test_a_history_is_the_library_s(target: str):
+    opened, inputs = digits().opened, digits().subject.inputs.batch([0])
+    found = waited("history", q=f"test:{first()}", target=target, per="label")
+    expected = opened.memory.attend(opened.model, inputs).history(int(target) if target == "3" else target)
+    curve = expected.curve().values[0]
+    assert found["exact"] == expected.exact
+    assert found["curve"] == pytest.approx(curve[found["at"]].tolist(), abs=1e-6)
+    assert [area[-1] for area in found["areas"]] == pytest.approx(expected.totals("label").values[0].tolist(), abs=1e-5)
+    rows = waited("history", q=f"test:{first()}", target=target, during="5-20", top=3)
+    part = expected.during(range(5, 20))
+    assert [row["example"] for row in rows["top"]] == part.top(3).columns["example"][0][0]
+    assert [row["example"] for row in rows["bottom"]] == part.bottom(3).columns["example"][0][0]
+
+
+def test_without_a_history_the_network_is_rebuilt_as_of_some_steps(monkeypatch: pytest.MonkeyPatch):
+    memory, model = exact_run()
+    explorer = prepared(sl.Subject(memory, model, torch.randn(3, 5, dtype=torch.float64)))
+
+    def none(*_, **__):
+        raise sl.UnsupportedError("no history here")
+
+    monkeypatch.setattr(sl.Spotlights, "history", none)
+    found = waited("history", explorer, q="test:1", target="2")
+    batch = explorer.subject.inputs.batch([1])
+    with torch.no_grad():
+        expected = [float(memory.as_of(step).primal(model)(batch)[0, 2]) for step in found["at"]]
+    assert found["curve"] == pytest.approx(expected, abs=1e-10)
+    assert (found["exact"], found["areas"]) == (False, [])
+    assert "no history here" in found["note"]
+
+
+def test_a_history_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(histories, "FORGOTTEN", -1.0)
+    monkeypatch.setattr(histories, "PATIENCE", 60.0)
+    assert "Nobody waits" in get("history", code=400, q=f"test:{first()}", target="9")["error"]["message"]
+
+
+def numbers(text: str, kind: type) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+def test_the_map_has_every_example_where_its_last_key_lies_and_the_lamp_its_contribution():
+    memory, layer = digits().opened.memory, "layers.1"
+    found = get("map", layer=layer, per="label")
+    lamp = get("lamp", q=f"test:{first()}", layer=layer, target=3)
+    examples = numbers(found["examples"], np.int64)
+    assert sorted(examples.tolist()) == sorted(memory.distinct("example"))
+    ids = np.array(memory.column("example", np.arange(len(memory)), layer=layer))
+    slots = [int(np.flatnonzero(ids == example)[-1]) for example in examples]
+    keys = memory.keys(slots, layer=layer).double()
+    scaled = torch.tensor(numbers(found["places"], np.uint16).reshape(-1, 2).astype(float)) / 65535
+    low, high = torch.tensor(found["low"]), torch.tensor(found["high"])
+    places = low + scaled * (high - low)
+    centred = keys - keys.mean(dim=0)
+    variance = torch.linalg.svdvals(centred).square()
+    assert float((places - places.mean(dim=0)).square().sum()) == pytest.approx(float(variance[:2].sum()), rel=0.02)
+    assert found["explained"] == pytest.approx(float(variance[:2].sum() / variance.sum()), abs=0.02)
+    opened = digits().opened
+    totals = memory.attend(opened.model, digits().subject.inputs.batch([0]))[layer].contributions(3).totals("example")
+    expected = dict(zip(totals.groups, totals.values[0].tolist(), strict=True))
+    values = numbers(lamp["values"], np.float32)
+    assert values.tolist() == pytest.approx([expected[int(example)] for example in examples], rel=1e-3, abs=1e-5)
+
+
+def test_the_share_of_examples_that_make_half_of_a_sum():
+    found = get("layer", q=f"test:{first()}", layer="layers.2", target=3)
+    opened = digits().opened
+    part = opened.memory.attend(opened.model, digits().subject.inputs.batch([0]))["layers.2"].contributions(3)
+    values = part.totals("example").values[0].double()
+    shares = found["shares"]
+    assert shares["for"] == pytest.approx(float(values[values > 0].sum()), rel=1e-4)
+    assert shares["against"] == pytest.approx(float(values[values < 0].sum()), rel=1e-4)
+    side = values[values > 0] if shares["for"] >= -shares["against"] else -values[values < 0]
+    ordered = side.sort(descending=True).values
+    assert float(ordered[: shares["half"]].sum()) >= 0.4999 * float(ordered.sum())
+    assert float(ordered[: shares["half"] - 1].sum()) <= 0.5001 * float(ordered.sum())
+
+
+# -- any data ---------------------------------------------------------------------------------
+
+
+def test_without_show_examples_are_rebuilt_from_the_first_layer_s_keys():
+    subject = coloured()
+    explorer = prepared(subject)
+    row = get("layer", explorer, q="test:0", layer="1", measure="score")["top"][0]
+    assert (row["shown"]["kind"], row["shown"]["height"], row["shown"]["width"]) == ("image", 8, 8)
+    example = next(number for number in range(9))
+    rebuilt = explorer.show(example)
+    assert torch.equal(rebuilt, subject.inputs.data[example])
+
+
+def test_an_adam_memory_can_leave_out_stretches_of_steps():
+    assert get("run", prepared(coloured()))["edges"][0] == 0
+    assert len(get("run", prepared(coloured()))["edges"]) > 10
+
+
+# -- saved pages ------------------------------------------------------------------------------
+
+
+def test_a_saved_page_holds_its_answers_and_pictures_and_no_address():
+    page = saved_page(digits(), {"q": f"test:{first()}"})
+    assert len(page.text) < 5_000_000
+    start = page.text.index('type="application/json">') + len('type="application/json">')
+    data = json.loads(page.text[start : page.text.index("</script>", start)])
+    asked = [json.loads(key)[0] for key in data["answers"]]
+    assert asked.count("mask") >= 10
+    assert f"api/inputs/{first()}.png" in data["images"]
+    assert "http://" not in page.text.replace("http://www.w3.org/", "")
+    assert "srcdoc=" in page._repr_html_()
+
+
+def test_a_saved_page_of_a_view_that_does_not_exist_is_refused():
+    with pytest.raises(sl.SettingError, match="view="):
+        saved_page(digits(), {"q": f"test:{first()}", "view": "nothing"})
