@@ -195,7 +195,7 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
 
 def _claim(folder: Path) -> None:
     """Takes a folder that is new, empty or holds an earlier run."""
-    ours = {RUN, STARTED, MEMORY, MODEL, RESULTS, "report"}
+    ours = {RUN, STARTED, MEMORY, MODEL, RESULTS, "checkpoint.pt", "checkpoint.part", "report"}
     if folder.exists() and (not folder.is_dir() or any(entry.name not in ours for entry in folder.iterdir())):
         raise MemoryExistsError(f"{folder} holds something else than a run. Choose another folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -260,5 +260,5 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
                 load_results(folder)  # refuses a folder that cannot be read
                 continue
             kept = keep and seed == 0 and preset in ("paper", "quick")
-            run_experiment(experiment, preset=preset, seed=seed, out=folder, keep=kept, pictures=seed == 0)
+            run_experiment(experiment, preset=preset, seed=seed, out=folder, keep=kept)
     return [folder for some in folders.values() for folder in some]
