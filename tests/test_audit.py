@@ -15,9 +15,8 @@ from real_data import need
 from spotlights.cli import app
 from spotlights_paper import datasets
 from spotlights_paper.experiments import retrain_check
-from spotlights_paper.experiments.images import prepare
 from spotlights_paper.experiments.running import run_experiment
-from spotlights_paper.experiments.training import mlp
+from spotlights_paper.subjects import subject_of
 
 
 def spotlights(*arguments: object):
@@ -70,19 +69,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_experiment("mnist-single", preset="quick", steps=2, out=tmp_path_factory.mktemp("runs") / "a")
 
 
-def test_retraining_without_examples_that_were_never_seen_changes_nothing(run: Path):
-    seen = set(
-        sl.open(run / "run.memory").attend(_model(run), torch.zeros(1, 784))["layers.2"].totals("example").groups
-    )
-    unseen = [example for example in prepare("mnist", 600, 10).train.ids.tolist() if example not in seen]
-    with pytest.raises(sl.SettingError, match="No training"):
-        retrain_check.retrain_check(run, example=[10**9])
-    check = retrain_check.retrain_check(run, example=unseen)
-    assert check.examples == len(unseen)
-    for line in check.lines:
-        assert line.retrained == pytest.approx(line.before, abs=1e-5)
-        assert line.masked == pytest.approx(line.before, abs=1e-3)
-        assert line.estimate == 0.0
+def test_the_run_s_own_training_leaves_the_recorded_network(run: Path):
+    again = subject_of(run).retrain([])
+    for name, value in load_file(run / "model.safetensors").items():
+        torch.testing.assert_close(again.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
 def test_retrain_check_puts_estimate_mask_and_truth_side_by_side(run: Path):
@@ -98,24 +88,48 @@ def test_retrain_check_puts_estimate_mask_and_truth_side_by_side(run: Path):
     assert "Rank correlation with the true loss" in " ".join(table.split())
 
 
-@pytest.mark.parametrize(("group", "sentence"), [("colour=3", "No column"), ("step=3", "Cannot retrain without")])
+@pytest.mark.parametrize(
+    ("group", "sentence"),
+    [
+        ("colour=3", "No column"),
+        ("step=3", "Cannot retrain without"),
+        ("example=99999", "No training example"),
+        ("label", "write column=value"),
+        ("label=0; label=1", "one selection"),
+    ],
+)
 def test_what_cannot_be_left_out_is_a_sentence(run: Path, group: str, sentence: str):
     result = spotlights("retrain-check", run, "--without", group)
     assert result.exit_code == 2
     assert sentence in result.stderr
 
 
-def _model(run: Path) -> nn.Module:
-    model = mlp((784, 32, 24, 10))
-    model.load_state_dict(load_file(run / "model.safetensors"))
-    return model
+def test_any_subject_that_can_train_again_can_be_checked(memory: tuple[Path, list[int]]):
+    """The estimate is better than nothing, and the examples of the group are the ones that are left out."""
+    path, _ = memory
+    digits = datasets.load("digits").train
+    images, labels, ids = digits.images[:200].flatten(1) / 255, digits.labels[:200], digits.ids[:200]
+    left_out = []
 
+    def retrain(examples):
+        left_out.extend(examples)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        stays = ~torch.isin(ids, torch.tensor(examples))
+        for _ in range(100):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[stays]), labels[stays]).backward()
+            optimizer.step()
+        return model
 
-def test_a_group_is_written_as_columns_and_values():
-    assert retrain_check.parse_group(["label=3", "source=mnist", "example=17,42"]) == {
-        "label": 3,
-        "source": "mnist",
-        "example": [17, 42],
-    }
-    with pytest.raises(sl.SettingError, match="write column=value"):
-        retrain_check.parse_group(["label"])
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    given = {"model": lambda memory: memory.primal(model), "inputs": images, "labels": labels}
+    check = retrain_check.retrain_check(sl.Subject(path, **given, retrain=retrain), "label=3")
+    assert left_out
+    assert all(sl.open(path).visits(example).columns["label"] == 3 for example in left_out)
+    threes = next(line for line in check.lines if line.tests == "3")
+    assert threes.retrained < threes.before
+    assert threes.estimate > 0
+    with pytest.raises(sl.SettingError, match="how to train again"):
+        retrain_check.retrain_check(sl.Subject(path, **given), "label=3")

@@ -143,7 +143,8 @@ def test_a_missing_memory_is_one_sentence_and_exit_code_2(command: str, tmp_path
 
 
 def test_demo_refuses_a_folder_of_others_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "load_images", lambda name, console: small_demo().images)
+    images = small_demo().images  # made before its own loading is replaced
+    monkeypatch.setattr(demo, "load_images", lambda name, console: images)
     (tmp_path / "thesis.txt").write_text("years of work")
     result = spotlights("demo", "--out", tmp_path)
     assert result.exit_code == 2
@@ -151,7 +152,8 @@ def test_demo_refuses_a_folder_of_others_in_one_sentence(tmp_path: Path, monkeyp
 
 
 def test_demo_as_json_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "load_images", lambda name, console: small_demo().images)
+    images = small_demo().images  # made before its own loading is replaced
+    monkeypatch.setattr(demo, "load_images", lambda name, console: images)
     result = spotlights("demo", "--steps", 3, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0
     data = json.loads(result.stdout)

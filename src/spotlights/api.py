@@ -225,7 +225,7 @@ class Memory:
         for name in layers or ():
             if name not in forward.transposed_uses:
                 reader.layer(name)  # an unknown one gets its error here
-        differs = what_differs(self.view, model, list(entries))
+        differs = what_differs(self.view, forward, list(entries))
         attentions = {
             name: Attention(self.view, reader.layers[name], forward, kernel, part=part, differs=differs)
             for name, entry in entries.items()

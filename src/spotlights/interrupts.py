@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
 
-T = TypeVar("T")
 Check = Callable[[], object]
 """Returns to go on; raises to stop."""
 
-_CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
+CHECK: ContextVar[Check | None] = ContextVar("check", default=None)
+"""That of the question which this thread asks."""
 
 
 @contextmanager
 def checking(check: Check) -> Iterator[None]:
     """What is asked inside is stopped as soon as `check` raises, which comes out of the question."""
-    before = _CHECK.set(check)
+    before = CHECK.set(check)
     try:
         yield
     finally:
-        _CHECK.reset(before)
+        CHECK.reset(before)
 
 
 def check() -> None:
     """Raises if the question of this thread is to stop."""
-    _CHECK.get()()
-
-
-def checked(items: Iterable[T]) -> Iterator[T]:
-    """The items, with the check of the thread that calls this before each, whichever thread takes them."""
-    stop = _CHECK.get()
-
-    def one_by_one() -> Iterator[T]:
-        for item in items:
-            stop()
-            yield item
-
-    return one_by_one()
+    own = CHECK.get()
+    if own is not None:
+        own()

@@ -107,6 +107,7 @@ class Subject:
         show: Show | None = None,
         show_input: Show | None = None,
         example_input: Callable[[int], Tensor] | None = None,
+        retrain: Callable[[Sequence[int]], nn.Module] | None = None,
         drawing: Drawing | None = None,
         tokenizer: Tokenizer | None = None,
         text: Any = None,
@@ -129,6 +130,8 @@ class Subject:
                 by default the sentence around a position of `text`.
             show_input: the same for the position of a test input; by default its own numbers.
             example_input: from a training example's id to the model's input, so that it can be asked about.
+            retrain: from the ids of training examples to the network trained without these; `spotlights retrain-check`
+                compares it with the estimate.
             drawing: how drawn and uploaded images become inputs.
             tokenizer: has `encode` and `decode`, so that prompts can be asked about.
             text: the training text whose positions are the example ids: a string of characters, a list of tokens, or a
@@ -145,7 +148,7 @@ class Subject:
         self._model, self._inputs, self._text = model, inputs, text
         self._labels, self._ids, self._sources, self._show_input = labels, ids, sources, show_input
         self._classes, self._show, self._example_input = classes, show, example_input
-        self.drawing, self.tokenizer, self.target = drawing, tokenizer, target
+        self.retrain, self.drawing, self.tokenizer, self.target = retrain, drawing, tokenizer, target
         self.layer, self.kernel = layer, kernel
         self.title = self.path.name if title is None else title
 

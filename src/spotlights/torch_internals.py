@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 _autograd = getattr(torch._C, "_autograd", None)
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -112,12 +112,16 @@ def running_steps(optimizer: torch.optim.Optimizer) -> int:
 # -- torch.compile ---------------------------------------------------------------------------
 
 
-def compiler_is_loaded() -> bool:
-    """Whether anything can be compiled in this process; loading the compiler to ask takes a second.
+COMPILER = "torch._dynamo"
+"""The module that is loaded if anything can be compiled in this process; loading it to ask takes a second.
 
-    Tried with torch 2.6 to 2.15. Without: False. Modules that were compiled run compiled, so their hooks may not run.
-    """
-    return "torch._dynamo" in sys.modules
+Tried with torch 2.6 to 2.15. Without: modules that were compiled run compiled, so their hooks may not run.
+"""
+COMPILED_FROM = "_orig_mod"
+"""What `torch.compile` returns has the module that was given to it as a child of this name.
+
+Tried with torch 2.6 to 2.15. Without: layer names begin with what the wrapper is called.
+"""
 
 
 def compiled_graphs() -> int:
@@ -126,21 +130,13 @@ def compiled_graphs() -> int:
     Tried with torch 2.6 to 2.15. Without: 0. A model that was compiled before recording began is then reported by the
     general warning about layers without slots.
     """
-    if not compiler_is_loaded():
+    if COMPILER not in sys.modules:
         return 0
     try:
         from torch._dynamo.utils import counters
     except ImportError:
         return 0
     return counters["stats"]["unique_graphs"]
-
-
-def compiled_from(module: nn.Module) -> nn.Module | None:
-    """The module that was given to `torch.compile`, if this is what came back.
-
-    Tried with torch 2.6 to 2.15. Without: None. Layer names then begin with what the wrapper is called.
-    """
-    return dict(module.named_children()).get("_orig_mod")
 
 
 _REASON = (

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from spotlights.cli.options import AsJson, app, optional, print_json, print_result
+from spotlights.cli.options import AsJson, Memory, Subject, app, optional, print_json, print_result
 from spotlights.errors import SettingError
 
 
 @app.command(epilog="Example:  [bold]spotlights demo --steps 500 --out /tmp/demo[/]")
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training; a thousand take 0.9 GB of disk.")] = 1600,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training; a thousand take 0.9 GB of disk.")] = 1500,
     out: Annotated[Path, typer.Option(help="Where the memory and the figures go.")] = Path("runs/demo"),
     as_json: AsJson = False,
 ) -> None:
@@ -117,17 +117,21 @@ def report(
     "retrain-check", epilog="Example:  [bold]spotlights retrain-check runs/mnist-single-paper-0 --without label=3[/]"
 )
 def retrain_check(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that spotlights run made, with its memory.")],
+    memory: Memory,
     without: Annotated[
-        list[str],
-        typer.Option(help='What to leave out, such as label=3, example=17,42 or "source=mnist label=3,5" (both hold).'),
+        str, typer.Option(help='What to leave out, such as label=3, example=17,42 or "source=mnist label=3,5".')
     ],
+    subject: Subject = None,
     as_json: AsJson = False,
 ) -> None:
-    """Really retrain without a group; put the estimate, the mask and the truth side by side."""
+    """Really retrain without a group; put the estimate, the mask and the truth side by side.
+
+    The subject says how to train again: sl.Subject(…, retrain=function).
+    """
+    from spotlights.cli.subjects import find_subject
     from spotlights_paper.experiments import retrain_check as check
 
-    result = check.retrain_check(run, **check.parse_group(without))
+    result = check.retrain_check(find_subject(memory, subject), without)
     print_json(asdict(result)) if as_json else print_result(result)
 
 

@@ -19,9 +19,9 @@ from spotlights_paper.experiments.images import Images, Prepared, prepare
 from spotlights_paper.experiments.language.asking import KERNEL, before, open_run
 from spotlights_paper.experiments.language.gpt import GPTSettings
 from spotlights_paper.experiments.language.trained import TextSettings
-from spotlights_paper.experiments.mnist import CNNSettings, ConvolutionalNetwork
+from spotlights_paper.experiments.mnist import CNNSettings, ConvolutionalNetwork, trained_without
 from spotlights_paper.experiments.registry import EXPERIMENTS
-from spotlights_paper.experiments.training import ImageSettings, recorded_network, restored
+from spotlights_paper.experiments.training import ImageSettings, PaperSettings, recorded_network, restored
 
 WINDOWS = 120
 """Pieces of the test text, spread evenly over it."""
@@ -64,13 +64,22 @@ def _of_experiment(folder: Path) -> sl.Subject:
         raise SettingError(f"{folder} is a run of {name}, which has no subject yet. Write one: --subject FILE.py:NAME.")
     sources = ["mnist", "fashion-mnist"] if name in ("mnist-joint", "mnist-continual") else ["mnist"]
     data = {source: prepare(source, settings.train_images, settings.test_images) for source in sources}
-    if not isinstance(settings, CNNSettings):
-        return _of_images(folder, running.MEMORY, recorded_network, data)
+    if isinstance(settings, PaperSettings):
+
+        def retrain(left_out: Sequence[int]) -> nn.Module:
+            return trained_without(settings, data, left_out, seed=running.load_run(folder).seed)
+
+        return _of_images(folder, running.MEMORY, recorded_network, data, retrain)
+    assert isinstance(settings, CNNSettings)
     return _of_images(folder, running.MEMORY, lambda memory: restored(memory, ConvolutionalNetwork(settings)), data)
 
 
 def _of_images(
-    folder: Path, memory: str, model: Callable[[sl.Memory], nn.Module], data: Mapping[str, Prepared]
+    folder: Path,
+    memory: str,
+    model: Callable[[sl.Memory], nn.Module],
+    data: Mapping[str, Prepared],
+    retrain: Callable[[Sequence[int]], nn.Module] | None = None,
 ) -> sl.Subject:
     """A network for the images of some data sets."""
     tests = [prepared.test for prepared in data.values()]
@@ -91,6 +100,7 @@ def _of_images(
         show=lambda example: owner(example).pixels_of(example),
         show_input=lambda position: pixels[position],
         example_input=lambda example: owner(example).inputs[owner(example).position(example)],
+        retrain=retrain,
         drawing=sl.Drawing(
             *pixels.shape[1:],
             prepare=lambda drawn: ((torch.from_numpy(drawn).double() - first.mean) / first.std).float().flatten(),

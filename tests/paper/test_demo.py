@@ -90,7 +90,7 @@ def test_the_disk_it_takes_is_the_disk_it_announced():
 
 
 def test_at_full_size_it_needs_less_than_1_5_gb():
-    assert demo.expected_bytes((784, 800, 800, 10), 60_000, demo.DemoSettings()) < 1.45e9
+    assert demo.expected_bytes((784, 800, 800, 10), 60_000, demo.DemoSettings()) < 1.45e9  # columns and log come on top
 
 
 def test_a_full_disk_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

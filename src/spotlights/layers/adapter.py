@@ -16,6 +16,7 @@ are one linear map.
 from __future__ import annotations
 
 import contextlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from spotlights.errors import SettingError
 from spotlights.sparse_rows import SparseRows
-from spotlights.torch_internals import compiled_from, compiler_is_loaded
+from spotlights.torch_internals import COMPILED_FROM, COMPILER
 
 
 @dataclass(frozen=True)
@@ -375,7 +376,7 @@ def wrappers(model: nn.Module) -> Iterator[nn.Module]:
     yield model
     if isinstance(model, DataParallel | DistributedDataParallel):
         yield from wrappers(model.module)
-    elif (inner := compiled_from(model)) is not None:
+    elif (inner := dict(model.named_children()).get(COMPILED_FROM)) is not None:
         yield from wrappers(inner)
 
 
@@ -397,7 +398,7 @@ def plainly() -> Iterator[None]:
     """Runs networks module by module: compiled code and torch's fused transformer layers do not call hooks."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    eager = torch.compiler.set_stance("force_eager") if compiler_is_loaded() else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else contextlib.nullcontext()
     try:
         with eager:
             yield

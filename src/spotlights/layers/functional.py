@@ -6,6 +6,7 @@ No module returns the output of such a linear map, so a forward hook cannot see 
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, WeightPart
-from spotlights.torch_internals import Untraced, base_of, compiler_is_loaded
+from spotlights.torch_internals import COMPILER, Untraced, base_of
 
 Use = Callable[[Tensor, Tensor, slice], Tensor]
 """Called with the input, the output, and which rows of the weight were used; returns the output to continue with."""
@@ -70,7 +71,7 @@ class Watch:
 def watch(weight: nn.Parameter, use: Use) -> Watch:
     """Reports every `F.linear` with this weight, or with some of its rows, until the watch is removed."""
     global _reporter
-    if compiler_is_loaded():
+    if COMPILER in sys.modules:
         _reporter = Untraced(_report)
     _watches.setdefault(id(weight), []).append(watch := Watch(weight, use))
     F.linear = _reporting_linear

@@ -51,7 +51,7 @@ SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 60.0
 _SLOTS_PER_CHECKPOINT = 4
 """A checkpoint is written once this many times its bytes have been written as slots."""
-_SLOTS_PER_WHOLE_CHECKPOINT = 12
+_SLOTS_PER_WHOLE_CHECKPOINT = 24
 """The same for a checkpoint that has the weights, too."""
 _GIVE_UP_ROWS = 1 << 20
 """Keys that hardly ever repeat among so many are no longer looked for."""
@@ -155,7 +155,7 @@ class MemoryWriter:
     def wants(self, nbytes: int, *, whole: bool = False) -> bool:
         """Whether a checkpoint of that size is due: checkpoints add at most a quarter to what is written.
 
-        `whole`: a checkpoint of the weights, too, from which all later weights can be rebuilt; at most a twelfth.
+        `whole`: a checkpoint of the weights, too, from which all later weights can be rebuilt; at most a twenty-fourth.
         """
         if whole:
             return 0 < nbytes * _SLOTS_PER_WHOLE_CHECKPOINT <= self._bytes_since_whole_checkpoint

@@ -2,7 +2,7 @@
 
 The step log says at which steps the slots did not explain a gradient, and before which steps somebody else changed the
 weights. Only where it does, or where the weights are of a coarse type, the difference is computed: that takes a pass
-over the layer's slots, whose result is kept with the layer.
+over the layer's slots.
 """
 
 from __future__ import annotations
@@ -104,14 +104,8 @@ def _gaps(reader: MemoryReader, layer: str, until: int) -> Missing:
 def missing(view: View, layer: str) -> Missing | None:
     """What is missing in a layer, as of the view's last step, if more is than rounding explains."""
     reader, until = view.reader, view.until
-    known, key = reader.layer(layer).known, ("missing", until)
-    if key not in known:
-        known[key] = _missing(view, layer) if has_gaps(reader, layer, until) else None
-    return known[key]
-
-
-def _missing(view: View, layer: str) -> Missing | None:
-    reader, until = view.reader, view.until
+    if not has_gaps(reader, layer, until):
+        return None
     gaps = _gaps(reader, layer, until)
     if reader.manifest.sample is not None or reader.manifest.fold is not None:
         return gaps

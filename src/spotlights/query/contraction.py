@@ -233,7 +233,8 @@ def error_scores(block: Block, directions: Float[Tensor, "queries out_features"]
     """δ·g for each direction and slot."""
     scores = directions.new_empty(len(directions), len(block))
     for errors in block.errors():
-        some = products(directions, errors.rows)
+        rows = errors.rows
+        some = directions @ rows.T if isinstance(rows, Tensor) else products(directions, rows)
         scores[:, errors.place] = some if errors.scale is None else some * errors.scale
     return scores
 

@@ -181,7 +181,10 @@ class Contributions(LayerMeasured):
 
         Where the step log has a reason, the first call adds up the slots of the layer.
         """
-        return missing(self.view, self.layer)
+        known, key = self.recorded.known, ("missing", self.view.until)
+        if key not in known:  # it may take a pass over the slots
+            known[key] = missing(self.view, self.layer)
+        return known[key]
 
     @property
     def note(self) -> str | None:

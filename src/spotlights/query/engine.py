@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from spotlights.interrupts import checked
+from spotlights.interrupts import CHECK
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
 from spotlights.memory.layer_reader import LayerReader, SegmentSlots
 from spotlights.memory.reader import MemoryReader
@@ -31,6 +31,7 @@ SMALL = 8192
 """So few slots are not worth a second thread."""
 
 R = TypeVar("R", bound=Reducer)
+T = TypeVar("T")
 Turn = Callable[[], AbstractContextManager[object]]
 """What background work holds during each stretch of a pass, so that others may ask in between."""
 Progress = Callable[[float], object]
@@ -85,10 +86,10 @@ class Threads(Engine):
                     mine = list(reader.layers).index(job.layer.name) % shares == number
                     if isinstance(job.values, Sweep):
                         blocks = job.values.blocks(job.selection) if mine else iter(())
-                        _feed_in_any_order(job.reducers, checked(blocks))
+                        _feed_in_any_order(job.reducers, _checked(blocks))
                     elif any(reducer.whole_steps for reducer in job.reducers):
                         blocks = _by_steps(job, reader.steps) if mine else iter(())
-                        _feed_in_any_order(job.reducers, checked(blocks))
+                        _feed_in_any_order(job.reducers, _checked(blocks))
                     else:
                         blockwise.append(job)
                 _run_blockwise(blockwise, count)
@@ -109,7 +110,7 @@ class Threads(Engine):
 
 def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
     found = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
-    blocks = checked((job, block) for job, of_job in found for block in of_job)
+    blocks = _checked((job, block) for job, of_job in found for block in of_job)
     if threads == 1 or sum(job.layer.slots for job in jobs) <= SMALL:
         for job, block in blocks:
             _feed(job.reducers, block, job.of(block))
@@ -132,6 +133,19 @@ def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
             for job, own in future.result().items():
                 for reducer, other in zip(job.reducers, own, strict=True):
                     reducer.merge(other)
+
+
+def _checked(blocks: Iterable[T]) -> Iterator[T]:
+    """The blocks, with the check of the thread that asks before each, whichever thread takes them."""
+    stop = CHECK.get()
+
+    def one_by_one() -> Iterator[T]:
+        for block in blocks:
+            if stop is not None:
+                stop()
+            yield block
+
+    return one_by_one()
 
 
 def _feed(reducers: Sequence[Reducer], block: Block, values: Any) -> None:

@@ -46,7 +46,8 @@ class Calls:
     @property
     def rows(self) -> Numbers:
         """The queries, one for each row."""
-        return joined([q.reshape(-1, q.shape[-1]) for q in self.queries])
+        rows = [queries.reshape(-1, queries.shape[-1]) for queries in self.queries]
+        return rows[0] if len(rows) == 1 else joined(rows)
 
     @property
     def shared(self) -> bool:
@@ -62,7 +63,7 @@ class Calls:
                 yield None, rows
                 continue
             owner = torch.arange(rows) // (rows // count)
-            if example_axis(lead, count, call.axes) == 1:  # sequence first
+            if rows != count and example_axis(lead, count, call.axes) == 1:  # sequence first
                 owner = torch.arange(rows) // math.prod(lead[2:]) % count
             yield owner if call.row_places is None else owner[call.row_places], rows
 
@@ -92,10 +93,12 @@ class ForwardPass:
         self.calls = {name: Calls(entry.map) for name, entry in layers.items()}
         self.transposed_uses: dict[str, str] = {}
         """Modules that use the transposed weight of a layer, by name, each with the name of that layer."""
+        self._maps: dict[str, LinearMap] = {}
         users: dict[nn.Module, tuple[ModuleAdapter, dict[str, Calls]]] = {}
         for name, entry in layers.items():
             for path in entry.modules:
                 module, linear = find_map(model, path, entry)
+                self._maps.setdefault(name, linear)
                 if _adapter(name, entry).last_resort:
                     parameter = linear.weights["weight"].parameter
                     if parameter.requires_grad:
@@ -128,6 +131,10 @@ class ForwardPass:
                 handle.remove()
             for module, training in modes.items():
                 module.training = training
+
+    def parameters(self, layer: str) -> dict[str, Float[Tensor, "..."]]:
+        """The model's parameters of a recorded layer as the memory has them."""
+        return _kept(self._maps[layer])
 
     def is_whole(self, layer: str) -> bool:
         """Whether the memory has all of what the layer adds to its output."""
@@ -334,6 +341,10 @@ def find_transposed_use(model: nn.Module, path: str, entry: LayerEntry) -> tuple
 def parameters_of(model: nn.Module, entry: LayerEntry) -> dict[str, Float[Tensor, "..."]]:
     """The parameters of a recorded layer as the memory has them."""
     _, linear = find_map(model, entry.modules[0], entry)
+    return _kept(linear)
+
+
+def _kept(linear: LinearMap) -> dict[str, Float[Tensor, "..."]]:
     return {name: linear.kept(name, part.parameter.detach()) for name, part in linear.parameters.items()}
 
 

@@ -18,7 +18,7 @@ from spotlights.memory.format.names import probed_entries
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import plain
 from spotlights.query.engine import View
-from spotlights.query.forward import parameters_of
+from spotlights.query.forward import ForwardPass, parameters_of
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
 
 
-def what_differs(view: View, model: nn.Module, layers: Sequence[str]) -> str | None:
+def what_differs(view: View, forward: ForwardPass, layers: Sequence[str]) -> str | None:
     """Whether a model has other weights than the memory after the view's last step; of which step, if it has.
 
     Compares the probed entries alone.
@@ -92,28 +92,30 @@ def what_differs(view: View, model: nn.Module, layers: Sequence[str]) -> str | N
     reader, until = view.reader, view.until
     if reader.manifest.fold is not None:
         return None
-    own: dict[tuple[str, str], Tensor] = {}
+    own, recorded = {}, {}
     for layer in layers:
-        entry = reader.manifest.layers[layer]
-        for name, value in parameters_of(model, entry).items():
-            if name in entry.trained:
-                flat = value.reshape(-1)
-                own[layer, name] = plain(flat[probed_entries(flat.numel())])
-
-    def at(step: int, layer: str, name: str) -> Tensor:
-        if step:
-            return reader.log(layer).probed[name][step - 1]
-        flat = reader.initial[f"{layer}/{name}"].reshape(-1)
-        return flat[probed_entries(flat.numel())]
-
-    different = [key for key, entries in own.items() if not same(entries, at(until, *key))]
+        entry, known = reader.layers[layer].entry, reader.layers[layer].known
+        if known.get("entries", (None,))[0] != until:  # the last ones are kept with the layer
+            known["entries"] = until, {name: _entries(reader, layer, name, until) for name in entry.trained}
+        parameters = forward.parameters(layer)
+        for name, (place, entries) in known["entries"][1].items():
+            own[layer, name] = parameters[name].reshape(-1)[place].to(entries)
+            recorded[layer, name] = entries
+    different = [key for key, entries in own.items() if not same(entries, recorded[key])]
     if not different:
         return None
     for step in range(reader.steps, -1, -1):
-        if all(same(entries, at(step, *key)) for key, entries in own.items()):
+        if all(same(entries, _entries(reader, layer, name, step)[1]) for (layer, name), entries in own.items()):
             return f"the model differs from the memory: it has the weights of step {step}: use memory.as_of({step})"
-    far = max(float((own[key].double() - at(until, *key).double()).norm() / own[key].double().norm()) for key in own)
+    far = max(float((own[key].double() - recorded[key].double()).norm() / own[key].double().norm()) for key in own)
     named = ", ".join(dict.fromkeys(layer for layer, _ in different))
     return (
         f"the model differs from the memory, whose weights are those after step {until}: by up to {far:.1%} in {named}"
     )
+
+
+def _entries(reader: MemoryReader, layer: str, name: str, step: int) -> tuple[slice, Float[Tensor, "entries"]]:
+    """Which entries of a parameter were probed, and what they were after a step."""
+    flat = reader.initial[f"{layer}/{name}"].reshape(-1)
+    place = probed_entries(flat.numel())
+    return place, reader.log(layer).probed[name][step - 1] if step else flat[place]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from spotlights_paper.experiments.analyses.cases import WantedImage
 from spotlights_paper.experiments.analyses.glances import (
@@ -30,12 +31,14 @@ from spotlights_paper.experiments.analyses.glances import (
 )
 from spotlights_paper.experiments.analyses.results import ImageResults, ask_everything
 from spotlights_paper.experiments.images import Prepared, prepare
+from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.registry import Experiment, ImageRun
 from spotlights_paper.experiments.training import (
     ImageBatch,
     ImageSettings,
     PaperSettings,
     Trained,
+    paper_network,
     train,
     train_on_images,
     without_replacement,
@@ -134,6 +137,26 @@ def batches(settings: PaperSettings, data: Mapping[str, Prepared], seed: int) ->
 def train_mlp(settings: PaperSettings, *, data: Mapping[str, Prepared], seed: int, path: Path) -> Trained:
     """Trains the paper's network on the run's batches and records it."""
     return train(settings, data=data, batches=batches(settings, data, seed), seed=seed, path=path)
+
+
+def trained_without(
+    settings: PaperSettings, data: Mapping[str, Prepared], left_out: Sequence[int], *, seed: int
+) -> nn.Module:
+    """A run's own training, without recording, on its own batches without the examples that are left out."""
+    model, optimizer = paper_network(settings, data, seed)
+    own, gone = islice(batches(settings, data, seed), settings.steps), torch.tensor(left_out, dtype=torch.int64)
+    for batch in track(own, settings.steps, "retraining"):
+        stays = ~torch.isin(batch.ids, gone)
+        if not stays.any():
+            continue
+        # The mean over those that stay would give each of them more weight than it had.
+        losses = F.cross_entropy(model(batch.inputs[stays]), batch.labels[stays], reduction="sum")
+        optimizer.zero_grad()
+        (losses / len(stays)).backward()
+        if settings.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+    return model
 
 
 def _experiment(

@@ -134,7 +134,8 @@ def _read(path: Path, understand: Callable[[Any], Any]) -> Any:
         return understand(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise MemoryFormatError(
-            f"There is no {path}: not the folder of a finished run. Make one: spotlights run mnist-single."
+            f"There is no {path}: not the folder of a finished run. Make one: spotlights run mnist-single. A "
+            "memory of your own is for spotlights explore, top, totals, history, mask and audit."
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MemoryFormatError(f"{path} is not what `spotlights run` writes ({error}). Repeat the run.") from error
