@@ -92,7 +92,7 @@ class PaperQuery:
 
 
 AESOP = (
-    PaperQuery(2, "glad to take himself off as fast as", papers=(49304, 8737, 67698)),
+    PaperQuery(2, "glad to take himself off as fast as", papers=(49304, 8741, 67698)),
     PaperQuery(3, "the Lamb a little d", papers=(66978, 71255, 113324)),
     PaperQuery(4, "he can do no more. At ", source="train", papers=(97936, 66267, 7715)),
 )

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import spotlights as sl
 from spotlights.figures import palette, save
+from spotlights_paper import statements
 from spotlights_paper.experiments.progress import track
 from spotlights_paper.report import tables, test_set_figures
 from spotlights_paper.report.case_figures import case_figures, describe
@@ -40,6 +41,7 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
         runs: folders that `spotlights run` made. Runs that differ in their seeds only are averaged.
         out: the folder for the page and its figures.
     """
+    runs = list(runs)
     groups, languages = tables.gather(runs)
     out.mkdir(parents=True, exist_ok=True)
 
@@ -60,6 +62,8 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     page = environment.get_template(REPORT).render(
         groups=groups,
         languages=languages,
+        judged=statements.judge(runs),
+        statements=statements,
         titles=TITLES,
         version=sl.__version__,
         palette=palette,

@@ -253,7 +253,7 @@ def _arrange_top(
     for row, (group, held) in enumerate(zip(top.groups, values, strict=True)):
         place, count = names.index(str(group)), int(np.isfinite(held).sum())
         scores[place] = held
-        steps[place, :count] = top.columns["step"][0][row][:count]
+        steps[place, :count] = np.array(top.columns["step"][0][row][:count], dtype=np.int64)
     shape = len(trained.sources), -1, values.shape[1]
     return scores.reshape(shape), steps.reshape(shape)
 
