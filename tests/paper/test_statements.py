@@ -41,6 +41,7 @@ def test_every_part_of_the_paper_has_statements_and_each_is_said_once():
 def test_a_verdict_counts_the_runs_it_held_in_and_averages_their_numbers():
     judged = Judged(replace(statements.STATEMENTS[0], numbers="{:.1f}"), [(True, (1.0,)), (False, (2.0,))])
     assert (judged.verdict, judged.ours) == ("holds in 1 of 2", "1.5")
+    assert Judged(judged.statement, judged.verdicts[1:] * 2).verdict == "does not hold in any of 2"
     assert Judged(judged.statement, judged.verdicts[:1]).verdict == "holds"
     assert Judged(judged.statement, judged.verdicts[1:]).verdict == "does not hold"
 

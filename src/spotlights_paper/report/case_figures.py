@@ -70,7 +70,7 @@ def case_figures(
         f"{prefix}-attention",
         "For each layer: the scores of the top training slots of each class, sorted; the sums of |score| per class; "
         "the training images with the largest scores." + (f" The paper's {numbers(case)}." if numbers(case) else ""),
-        _attention(results, case),
+        attention_figure(results, case),
     )
     yield Picture(
         f"{prefix}-contributions",
@@ -109,7 +109,7 @@ def _thumbnail(image: TrainingImage, what: str) -> Captioned:
 # -- attention --------------------------------------------------------------------------------
 
 
-def _attention(results: ImageResults, case: Case) -> Figure:
+def attention_figure(results: ImageResults, case: Case) -> Figure:
     """One row for each layer, with the test image beside the first; tasks side by side, on one scale."""
     count, layers = len(results.sources), case.layers
     widths = [1.15, *[2.9] * count, *[1.75] * count, 2.5]

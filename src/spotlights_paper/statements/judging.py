@@ -80,9 +80,8 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        if self.held == len(self.verdicts):
-            return "holds"
-        return f"holds in {self.held} of {len(self.verdicts)}" if self.held else "does not hold"
+        runs = f" in {self.held} of {len(self.verdicts)}" if len(self.verdicts) > 1 else ""
+        return f"holds{runs}" if self.held else f"does not hold{runs.replace(' in 0 of', ' in any of')}"
 
     @property
     def ours(self) -> str:
