@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,23 @@ def test_history_is_the_library_s(tmp_path: Path):
     top = json.loads(spotlights("top", run, first_input(), "--measure", "history", "--target", 3, "--json").stdout)
     assert top[0]["example"] == small_demo().spotlights(1).history(3).top(1).columns["example"][0][0][0]
     assert "7-9" in spotlights("history", run, first_input(), "--target", "x").stderr
+
+
+def test_warnings_are_shown_as_messages(monkeypatch):
+    found = small_demo()
+    real = sl.Memory.without
+
+    def without(*arguments, **columns):
+        warnings.warn("Half of it cancels.", sl.SpotlightsWarning, stacklevel=2)
+        return real(*arguments, **columns)
+
+    monkeypatch.setattr(sl.Memory, "without", without)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = spotlights("mask", found.settings.out, first_input(), "label=1")
+    assert shown.exit_code == 0
+    assert "Half of it cancels." in shown.stderr.splitlines()
+    assert "SpotlightsWarning" not in shown.stderr
 
 
 def test_mask_shows_both_answers():

@@ -101,6 +101,7 @@ class MemoryInfo(Printable):
         covered = manifest.covered_numbers
         known = self._has_rules and manifest.errors and manifest.sample is None
         gaps = [name for name in reader.layers if known and has_gaps(reader, name, reader.steps)]
+        rounded = any(layer.storage.lossy for layer in reader.layers.values())
         return {
             "path": reader.address,
             "status": manifest.status,
@@ -112,7 +113,7 @@ class MemoryInfo(Printable):
             "folded": None if manifest.fold is None else f"by {manifest.fold.by} over {manifest.fold.span}",
             "sampled": None if manifest.sample is None else str(manifest.sample),
             "contributions": known,
-            "exact": known and not gaps,
+            "exact": known and not gaps and not rounded,
             "not exact in": gaps,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": [*manifest.uncovered, *without],

@@ -45,6 +45,8 @@ class Check:
     weights_rounding: float
     """What the rounding of the weights themselves, at every step, allows of `relative_error`."""
     slots: int
+    stored: str | None = None
+    """The storage type, if that is lossy."""
 
     @property
     def moved_steps(self) -> list[int]:
@@ -101,6 +103,8 @@ class Verification(dict[str, Check], Printable):
             yield "the layer has no slots, and its weights have changed"
         elif check.within_rounding:
             yield "training changed so little that rounding of the weights hides what is missing of it"
+        elif not check.ok and check.stored is not None:
+            yield f"numbers are stored as {check.stored}, and what their rounding does adds up"
         elif not check.ok and not (check.unexplained_steps or check.moved_steps):
             yield f"{check.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
@@ -178,6 +182,7 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
         tolerance=tolerance_of(reader, name),
         weights_rounding=weights_rounding(reader, name, until),
         slots=reader.layers[name].slots,
+        stored=entry.storage if reader.layers[name].storage.lossy else None,
     )
 
 

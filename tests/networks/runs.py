@@ -204,7 +204,7 @@ def assert_honest(run: Run) -> None:
     wrong = {
         name: check
         for name, check in verified.items()
-        if not (check.change_error <= OF_THE_CHANGE or check.relative_error <= rounded)
+        if not (check.change_error <= max(OF_THE_CHANGE, check.tolerance) or check.relative_error <= rounded)
     }
     said = {name: _said_of(name, verified) for name in wrong}
     claims = [name for name, check in wrong.items() if check.ok and "round" not in said[name]]

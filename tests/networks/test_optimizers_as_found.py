@@ -243,6 +243,36 @@ def test_two_optimizers_may_share_a_layer(tmp_path):
     assert_adds_up_exactly(done.memory.attend(done.model, X[:3])["2"].contributions(1), done.model(X[:3])[:, 1])
 
 
+class Recommending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.head = nn.Embedding(40, D, sparse=True), nn.Linear(D, 3)
+
+    def forward(self, items: Tensor) -> Tensor:
+        return self.head(self.items(items))
+
+
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_one_of_two_optimizers_may_be_sparse(sparse_first, tmp_path):
+    """SparseAdam leaves tokens alone that a step does not use; Adam beside it does not."""
+
+    def make(model: nn.Module) -> list[torch.optim.Optimizer]:
+        assert isinstance(model, Recommending)
+        sparse = torch.optim.SparseAdam(model.items.parameters(), lr=0.01)
+        dense = torch.optim.Adam(model.head.parameters(), lr=0.01)
+        return [sparse, dense] if sparse_first else [dense, sparse]
+
+    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(model(IDS + 5 * number), LABELS[IDS]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    assert_verified(run(Recommending(), make, tmp_path / "m", step, compare=True))
+
+
 def test_optimizers_that_take_turns_take_steps_of_their_own(tmp_path):
     """As in a GAN: a backward pass before each optimizer's step."""
 

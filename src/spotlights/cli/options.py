@@ -4,6 +4,7 @@ Torch and all that needs it are imported inside the commands, so that `spotlight
 """
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,24 +13,36 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from spotlights.errors import SpotlightsError
+from spotlights.errors import SpotlightsError, SpotlightsWarning
 
 
 class Commands(TyperGroup):
-    """What Spotlights raises on purpose, in any command, becomes a red message and exit code 2."""
+    """An error of Spotlights, in any command, becomes a red message and exit code 2; a warning, a yellow message."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SpotlightsError as error:
-            from rich.console import Console
+        with warnings.catch_warnings():
+            as_python_does = warnings.showwarning
 
-            from spotlights.results import printable
+            def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, SpotlightsWarning):
+                    _say(str(message), "yellow")
+                else:
+                    as_python_does(message, category, *place, **more)
 
-            Console(stderr=True).print(
-                printable(str(error)), style="red", markup=False, highlight=False, soft_wrap=True
-            )
-            raise typer.Exit(2) from None
+            warnings.showwarning = show
+            try:
+                return super().invoke(ctx)
+            except SpotlightsError as error:
+                _say(str(error), "red")
+                raise typer.Exit(2) from None
+
+
+def _say(message: str, style: str) -> None:
+    from rich.console import Console
+
+    from spotlights.results import printable
+
+    Console(stderr=True).print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 app = typer.Typer(

@@ -471,53 +471,57 @@ def error_sums(block: Block) -> tuple[Float[Tensor, "out_features"], Float[Tenso
     return sums[0], sums[1]
 
 
-def magnitudes(block: Block) -> tuple[Float[Tensor, "out_features in_group"], Float[Tensor, "out_features"], int]:
-    """What `Σ |δ|⊗|k|` and `Σ |δ|` over some slots are at most, and the number of slots.
+@dataclass(frozen=True)
+class Magnitudes:
+    """What bounds `Σ |δ|⊗|k|` and `Σ |δ|` over some slots: the products `|δ_i||k_j|` of norms, and `√slots |δ_i|`."""
 
-    The first is the product of norms `|δ_i||k_j|`, without a sum over slots; exact where each unit has its own key.
-    """
+    slots: int
+    units: Float[Tensor, "out_features"]
+    """Norms `|δ_i|` over the slots."""
+    features: Float[Tensor, "in_features"]
+    """Norms `|k_j|`."""
+    matrix: Float[Tensor, "out_features in_group"] | None
+    """The first sum itself, where each unit has keys of its own."""
+
+
+def magnitudes(block: Block) -> Magnitudes:
     entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
-    weight = torch.zeros(entry.matrix_shape if entry.groups > 1 else (0, 0), dtype=dtype)
-    of_keys, of_errors, bias = (torch.zeros(n, dtype=dtype) for n in (entry.in_features, *[entry.out_features] * 2))
-    rows = 0
+    matrix = torch.zeros(entry.matrix_shape, dtype=dtype) if entry.groups > 1 else None
+    features, units = torch.zeros(entry.in_features, dtype=dtype), torch.zeros(entry.out_features, dtype=dtype)
+    slots = 0
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
         k, d = _scaled(keys), _scaled(errors)
-        rows += len(d)
-        bias += _column_sums(d.abs())
-        if entry.groups > 1:
-            weight += outer_sum(d.abs(), k.abs(), entry.groups)
+        slots += len(d)
+        units = torch.hypot(units, _column_norms(d))
+        if matrix is not None:
+            matrix += outer_sum(d.abs(), k.abs(), entry.groups)
         else:
-            of_keys += _column_sums(k, squares=True)
-            of_errors += _column_sums(d, squares=True)
-    if entry.groups == 1:
-        weight = torch.outer(of_errors.sqrt_(), of_keys.sqrt_())
-    return weight, bias, rows
+            features = torch.hypot(features, _column_norms(k))
+    return Magnitudes(slots, units, features, matrix)
 
 
 def _scaled(some: StoredRows) -> Numbers:
-    if some.scale is None:
-        return some.rows
-    if isinstance(some.rows, SparseRows):
-        return replace(some.rows, amounts=some.rows.amounts * some.scale[:, None])
-    return some.rows * some.scale[:, None]
+    return some.rows if some.scale is None else scaled_rows(some.rows, some.scale)
 
 
-def _column_sums(rows: Numbers, *, squares: bool = False) -> Float[Tensor, "features"]:
+def _column_norms(rows: Numbers) -> Float[Tensor, "features"]:
     if isinstance(rows, SparseRows):
-        amounts = rows.amounts.square() if squares else rows.amounts
-        return replace(rows, amounts=amounts).weighted_sum(amounts.new_ones(1, len(rows)))[0]
-    return (rows.square() if squares else rows).sum(dim=0)
+        amounts = rows.amounts.square()
+        return replace(rows, amounts=amounts).weighted_sum(amounts.new_ones(1, len(rows)))[0].sqrt()
+    return torch.linalg.vector_norm(rows, dim=0)
 
 
 def magnitudes_at(
-    block: Block, units: Int64[Tensor, "entries"], features: Int64[Tensor, "entries"]
+    block: Block, units: Int64[Tensor, "entries"], features: Int64[Tensor, "entries"] | None
 ) -> Float[Tensor, "entries"]:
-    """Single entries of `Σ |δ|⊗|k|`, of a layer without channel groups."""
+    """Single entries of `Σ |δ|⊗|k|`, of a layer without channel groups; without features, of `Σ |δ|`."""
     total = torch.zeros(len(units), dtype=block.layer.storage.compute_dtype)
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
         k, d = _scaled(keys), _scaled(errors)
         few = len(units) * len(d) <= d.shape[1] * k.shape[1] * 8
-        if few and isinstance(k, Tensor) and isinstance(d, Tensor):
+        if features is None:
+            total += columns_of(d, units).abs().sum(dim=0)
+        elif few and isinstance(k, Tensor) and isinstance(d, Tensor):
             total += (d[:, units] * k[:, features]).abs_().sum(dim=0)
         else:
             total += outer_sum(d.abs(), k.abs(), 1)[units, features]

@@ -30,6 +30,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import rounding_limit
 from spotlights.optimizers import WEIGHTS, State, UpdateRule, rule_of_parameter
 from spotlights.query.contraction import (
+    Magnitudes,
     StepFactors,
     WeightFactor,
     WeightShare,
@@ -41,8 +42,10 @@ from spotlights.sparse_rows import SparseRows
 
 CHUNK_BYTES = 192 << 20
 """How much of P is kept at a time. With checkpoints at their usual distance, one chunk reaches from one to the next."""
-_AMPLIFIED = 0.05
-"""Of a step of the learning rate's size: what P must make of such rounding to count."""
+_AMPLIFIED = 1e3
+"""What P must make of such rounding to count: so many times the rounding of a step as large as the learning rate."""
+_AMPLIFIED_COARSELY = 2e-4
+"""The same for a type coarser than float32, whatever its rounding."""
 
 
 class ParameterSweep:
@@ -66,8 +69,12 @@ class ParameterSweep:
         self.side: Side = rule.side(shape)
         self._reader = reader
         self._rule = rule
+        self.lazy = rule.lazy
         self._layer = layer
         self._dtype = reader.layer(layer).storage.compute_dtype
+        rounding, eps = reader.manifest.layers[layer].rounding, torch.finfo(self._dtype).eps
+        coarse = rounding > torch.finfo(torch.float32).eps
+        self._amplified_share = _AMPLIFIED_COARSELY if coarse else _AMPLIFIED * eps
         self._log: list[Any] = []
         """Empty where the optimizer did not hold the parameter, else one row for each step; and γ."""
         self._factor: list[float] = []
@@ -128,21 +135,42 @@ class ParameterSweep:
         return P
 
     def rounded(
-        self, s: int, P: Factor | None, summed: Float[Tensor, "*shape"], most: Float[Tensor, "*shape"], limit: float
-    ) -> Int64[Tensor, "entries"]:
-        """The entries, counted flat, where a step's sum of slots may be rounding that P makes a step of.
+        self,
+        s: int,
+        P: Float[Tensor, "*entries"],
+        summed: Float[Tensor, "*entries"],
+        most: Float[Tensor, "*entries"],
+        limit: float,
+    ) -> Int64[Tensor, "rounded"]:
+        """Of some entries, counted flat: where a step's sum of slots may be rounding that P makes a step of.
 
         `most` is what the sum of magnitudes is at most; `limit`: what share of the exact sum is rounding.
         """
-        linear = self._linear[s] if self._linear else None
-        if linear is None or not isinstance(P, Tensor) or self.side != "entries":
-            return _NONE
         small = (summed.abs() < most * limit).view(-1).nonzero().flatten()
-        if not len(small):
-            return _NONE
+        return small[P.reshape(-1)[small] * most.reshape(-1)[small] >= self._amplified(s, limit)]
+
+    def rounded_units(
+        self,
+        s: int,
+        P: Float[Tensor, "out_features in_group"],
+        units: Float[Tensor, "out_features"],
+        features: Float[Tensor, "in_group"],
+        limit: float,
+    ) -> Int64[Tensor, "rounded"]:
+        """The rows of a weight that may have such entries, by norms `|δ_i|` and `|k_j|`: mostly none."""
+        return (~((P * features).amax(dim=1) * units < self._amplified(s, limit))).nonzero().flatten()
+
+    def may_round(self, s: int) -> bool:
+        """Whether the step may have such entries at all."""
+        return self.side == "entries" and bool(self._linear) and self._linear[s] is not None
+
+    def _amplified(self, s: int, limit: float) -> float:
+        """The size of `P Σ |δ||k|` from which the rounding of that sum counts."""
+        linear = self._linear[s]
+        assert linear is not None
         # γ of a gradient that is rounding alone is arbitrary, and may be small.
-        noise = most.reshape(-1)[small] * (limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg))
-        return small[P.reshape(-1)[small] * noise >= _AMPLIFIED * abs(self._log[s].lr)]
+        noise = limit * max(abs(self._factor[s]), 1.0) * abs(linear.w_pg)
+        return self._amplified_share * abs(self._log[s].lr) / noise if noise else math.inf
 
     # -- backwards ---------------------------------------------------------------------------
 
@@ -156,7 +184,9 @@ class ParameterSweep:
         if len(step.rounded):
             assert isinstance(factor, Tensor)
             flat = factor.reshape(-1).clone()
-            self.rounding.view(-1)[step.rounded] += flat[step.rounded].double() * step.sums.double()
+            moved = self.rounding.view(-1)[step.rounded] + flat[step.rounded].double() * step.sums.double()
+            # Where the recorded slots cancel to 0, torch's sum of them need not: the entry stays marked.
+            self.rounding.view(-1)[step.rounded] = torch.where(moved == 0, torch.finfo(moved.dtype).tiny, moved)
             factor = flat.index_fill_(0, step.rounded, 0.0).view(self.shape)
         return factor
 
@@ -202,7 +232,6 @@ class LayerSweep:
         self._layer = reader.layer(layer)
         self._until = until
         self._segments = reader.starts
-        self._lazy = rule.lazy
         self.weights = [
             ParameterSweep(
                 reader, rule, layer, name, (entry.out_features, columns.stop - columns.start), until, columns
@@ -212,6 +241,7 @@ class LayerSweep:
         shape = (entry.out_features,)
         self.biases = [ParameterSweep(reader, rule, layer, name, shape, until) for name in entry.bias_names]
         self._parameters = [*self.weights, *self.biases]
+        self._lazy = any(parameter.lazy for parameter in self._parameters)
 
     def steps(self, selection: Selection) -> Iterator[tuple[Block, StepFactors]]:
         """All steps from the last to the first, with the selected slots of each."""
@@ -268,7 +298,8 @@ class LayerSweep:
             used = self._used(block) if self._lazy else None
             sums = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
             P = tuple(
-                p.forwards(s, state, each, used) for p, state, each in zip(self._parameters, states, sums, strict=True)
+                p.forwards(s, state, each, used if p.lazy else None)
+                for p, state, each in zip(self._parameters, states, sums, strict=True)
             )
             if keep:
                 preconditioners.append(tuple(self._marked(s, block, P, sums)))
@@ -285,21 +316,49 @@ class LayerSweep:
     def _marked(
         self, s: int, block: Block, P: Sequence[Factor | None], sums: Sequence[Tensor]
     ) -> Iterator[Preconditioned | None]:
-        """Each parameter's P, with the entries that are rounding: norms are looked at first, then single entries."""
-        weight, bias, rows = magnitudes(block)
-        entry, limit = self._layer.entry, rounding_limit(self._layer.entry, rows)
+        """Each parameter's P, with the entries that are rounding."""
+        sizes = magnitudes(block)
+        limit = rounding_limit(self._layer.entry, sizes.slots)
         for p, of_step, summed in zip(self._parameters, P, sums, strict=True):
             if of_step is None:
                 yield None
                 continue
-            is_weight = p.columns != slice(None) or p in self.weights
-            rounded = p.rounded(s, of_step, summed, weight[:, p.columns] if is_weight else bias, limit)
-            if len(rounded) and is_weight and entry.groups == 1:
-                units, features = rounded // p.shape[1], rounded % p.shape[1] + (p.columns.start or 0)
-                exact = magnitudes_at(block, units, features)
-                most = torch.zeros(p.shape).view(-1).index_copy_(0, rounded, exact.float()).view(p.shape)
-                rounded = p.rounded(s, of_step, summed, most, limit)
+            rounded = _NONE
+            if isinstance(of_step, Tensor) and p.may_round(s):
+                if p in self.biases:
+                    rounded = _rounded_units(p, s, block, of_step, summed, sizes, limit)
+                elif sizes.matrix is not None:
+                    rounded = p.rounded(s, of_step, summed, sizes.matrix[:, p.columns], limit)
+                else:
+                    rounded = _rounded_entries(p, s, block, of_step, summed, sizes, limit)
             yield Preconditioned(of_step, rounded, summed.reshape(-1)[rounded])
+
+
+def _rounded_units(
+    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
+) -> Int64[Tensor, "rounded"]:
+    """Of a bias."""
+    units = p.rounded(s, P, summed, sizes.units * sizes.slots**0.5, limit)
+    if not len(units):
+        return _NONE
+    exact = magnitudes_at(block, units, None)
+    return units[p.rounded(s, P[units], summed[units], exact, limit)]
+
+
+def _rounded_entries(
+    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
+) -> Int64[Tensor, "rounded"]:
+    """Of a weight: rows are looked at first, then the product of norms, then single entries."""
+    width, features = p.shape[1], sizes.features[p.columns]
+    units = p.rounded_units(s, P, sizes.units, features, limit)
+    if not len(units):
+        return _NONE
+    among = p.rounded(s, P[units], summed[units], torch.outer(sizes.units[units], features), limit)
+    entries = units[among // width] * width + among % width
+    if not len(entries):
+        return _NONE
+    exact = magnitudes_at(block, entries // width, entries % width + (p.columns.start or 0))
+    return entries[p.rounded(s, P.reshape(-1)[entries], summed.reshape(-1)[entries], exact, limit)]
 
 
 _NONE = torch.empty(0, dtype=torch.int64)

@@ -31,6 +31,8 @@ class Changes:
         self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.each}
         self._loaded: set[int] = set()
         self._logged: set[int] = set()
+        self._gone: set[str] = set()
+        """Layers whose module the model no longer has."""
 
     def watch(self, guard: Callable[..., Callable[..., Any]]) -> list[Any]:
         """Registers hooks that notice a loaded state; returns their handles."""
@@ -62,12 +64,14 @@ class Changes:
         if groups != self._held[key]:
             before, self._held[key] = self._held[key], set(groups)
             modules = dict(self._model.named_modules(remove_duplicate=False))
+            replaced = [n for n, layer in self._layers.items() if n not in self._gone and not layer.is_in(modules)]
+            self._gone.update(replaced)
+            for name in replaced:  # its weight may stay, if it is shared
+                reasons[name] = reasons.get(name, 0) | LEFT
+                self.log(step, LEFT, "the model has another module in place of a recorded layer", [name])
             for name in self._layers_of(before - self._held[key]):
-                if self._layers[name].is_in(modules):  # frozen from here on, which its log says
+                if name not in self._gone:  # frozen from here on, which its log says
                     logging.getLogger("spotlights").info("At step %d layer %s left the optimizer.", step, name)
-                else:
-                    reasons[name] = reasons.get(name, 0) | LEFT
-                    self.log(step, LEFT, "the model has another module in place of a recorded layer", [name])
             untrained = {
                 id(p) for layer in self._layers.values() for n, p in layer.parameters.items() if n not in layer.trained
             }

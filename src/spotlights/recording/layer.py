@@ -230,12 +230,12 @@ class RecordedLayer:
         """
         self._check_frozen()
         pending, self._pending = self._pending, []
-        if self.witness.grad is None:
-            return [], None
-        if self._users[0].adapter.last_resort:
-            pending = [self._gradient_slot(self.witness.grad, loss_scale)]
         gradients = ((name, self.parameters[name].grad) for name in self.trained)
         given = {name: gradient for name, gradient in gradients if gradient is not None}
+        if not given:
+            return [], None
+        if self._users[0].adapter.last_resort:
+            pending = [self._gradient_slot(next(iter(given.values())), loss_scale)]
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
         blocks = self._probe.cut(kept, loss_scale)
         return ([] if blocks is None else pending), blocks

@@ -354,7 +354,9 @@ class Recorder:
 
     def _report_rows(self) -> None:
         """Says once that rows do not fit the batch, and once that it is not clear how they do."""
-        misfits, self._matching.misfits = self._matching.misfits, {}
+        misfits = {name: misfit for name, misfit in self._matching.misfits.items() if name in self._staged}
+        for name in misfits:  # others may belong to an optimizer that has not stepped yet
+            del self._matching.misfits[name]
         # A pass for monitoring has other rows, which no step uses.
         used = {n: m for n, m in misfits.items() if any(m.column not in r.columns for r in self._staged[n].rows)}
         for name, misfit in list(used.items())[:1]:

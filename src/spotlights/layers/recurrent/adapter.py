@@ -78,10 +78,12 @@ class RecurrentCall(Call):
         self._is_cell = isinstance(module, nn.RNNCellBase)
         self._directions = directions_of(module)
         self._layout = layout = Layout.of(module, inputs)
-        self._inputs = layout.rows(inputs)
-        self._outputs = layout.rows(output if isinstance(output, Tensor | PackedSequence) else output[0])
+        outputs = layout.rows(output if isinstance(output, Tensor | PackedSequence) else output[0])
+        self._computed, own = outputs.dtype, self._directions[0][0].weight_ih.dtype
+        # Autocast computes in a coarser type than that of the weights; what we compute again is in theirs.
+        self._inputs, self._outputs = layout.rows(inputs).to(own), outputs.to(own)
         starts = () if start is None else (start,) if isinstance(start, Tensor) else start
-        self._starts = [layout.states(tensor) for tensor in starts]
+        self._starts = [layout.states(tensor.to(own)) for tensor in starts]
         self._random_state = random_state
         self._cell_gradient_is_total = self._is_cell and isinstance(output, tuple) and _computes(output[1], output[0])
         self.row_places = layout.row_places
@@ -98,6 +100,7 @@ class RecurrentCall(Call):
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
         layout, errors = self._layout, {}
+        gradients = [None if gradient is None else gradient.to(self._outputs.dtype) for gradient in gradients]
         of_outputs = None if gradients[0] is None else layout.rows(gradients[0])
         # A layer returns its last state twice: in its output, and as the state that it ends with. A cell, once.
         of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
@@ -119,7 +122,7 @@ class RecurrentCall(Call):
                 assert of_inputs is not None
                 mask = self._dropout_masks[layer - 1]
                 of_outputs = of_inputs if mask is None else of_inputs.mul_(mask)
-        return errors
+        return {name: rows.to(self._computed) for name, rows in errors.items()}
 
     # -- what the module computed inside -------------------------------------------------------
 
