@@ -37,9 +37,9 @@ def _query(table: QueryPassages) -> list[str]:
     heads = ["rank", *(f"kernel {found.kernel}" for found in ours), *(["the paper"] if table.papers else [])]
     lines += [_row(heads), _row(["---"] * len(heads))]
     for rank in range(SHOWN):
-        paper = table.papers[rank : rank + 1]
+        paper = [each.text for each in table.papers[rank : rank + 1]]
         lines.append(_row([rank + 1, *(_passage(found, rank) for found in ours), *paper]))
-    return lines
+    return [*lines, "", f"The network continues: “… {table.query}|{table.continuation}”"]
 
 
 def _passage(found: Passages, rank: int) -> str:

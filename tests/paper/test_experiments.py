@@ -210,14 +210,13 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     called = []
 
     def pretend(name: str, **options: object) -> Path:
-        called.append((name, options["keep"], options["pictures"]))
+        called.append((name, options["keep"]))
         return tmp_path
 
     monkeypatch.setattr("spotlights_paper.experiments.running.run_experiment", pretend)
     folders = run_plan(seeds=2, out=tmp_path, keep=True, quick=True)
     assert len(folders) == len(called) == 6
-    assert [keep for _, keep, _ in called] == [True] * 3 + [False] * 3
-    assert [pictures for _, _, pictures in called] == [True] * 3 + [False] * 3
+    assert [keep for _, keep in called] == [True] * 3 + [False] * 3
     assert [folder.name for folder in folders[:2]] == ["mnist-single-quick-0", "mnist-single-quick-1"]
 
 

@@ -298,7 +298,7 @@ def test_the_report_shows_the_papers_queries_with_marks(tmp_path: Path):
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     assert "«d»" in page
     assert "the paper&#x27;s Table 3" in page or "the paper's Table 3" in page
-    assert "a single d|rop" in page
+    assert "The network continues: “" in page
 
 
 # -- the explorer -------------------------------------------------------------------------------

@@ -186,9 +186,11 @@ def test_tasks_that_share_a_scale_are_all_shown_whole(runs: dict[str, Path]) -> 
     results = load_results(runs["mnist-continual-0"])
     case = results.cases[0]
     larger = np.array([1.0, 10.0])[:, None]
-    layers = [replace(each, top=each.top * larger[..., None], totals=each.totals * larger) for each in case.layers[:1]]
+    layers = [
+        replace(each, top=each.top * larger[..., None], absolute=each.absolute * larger) for each in case.layers[:1]
+    ]
     picture = next(case_figures(results, replace(case, layers=layers), steps=160, switch=80, prefix="x"))
     drawn = {axes.get_title(loc="left"): axes.get_ylim() for axes in picture.figure.axes}
     assert drawn["fashion-mnist: top 20 of each class"] == drawn["mnist: top 20 of each class"]
     assert drawn["fashion-mnist: top 20 of each class"][1] >= np.nanmax(layers[0].top)
-    assert drawn["total score"][1] >= layers[0].totals.max()
+    assert drawn["total |score|"][1] >= layers[0].absolute.max()

@@ -87,17 +87,18 @@ class PaperQuery:
     words: str
     source: str = "test"
     """The text that it is from."""
-    papers: tuple[str, ...] = ()
-    """The paper's passages, with | behind the attended token; empty where only the paper has them."""
+    papers: tuple[int, ...] = ()
+    """The paper's three passages: where the attended token of each is in our training text."""
 
 
 AESOP = (
-    PaperQuery(2, "glad to take himself off as fast as"),
-    PaperQuery(3, "the Lamb a little d", papers=("a single d|rop", "a single d|ay", "a single d|og")),
-    PaperQuery(4, "he can do no more. At ", source="train"),
+    PaperQuery(2, "glad to take himself off as fast as", papers=(49304, 8741, 67698)),
+    PaperQuery(3, "the Lamb a little d", papers=(66978, 71255, 113324)),
+    PaperQuery(4, "he can do no more. At ", source="train", papers=(97936, 66267, 7715)),
 )
 WIKITEXT_2 = (
-    PaperQuery(5, "for his contribution"),
-    PaperQuery(6, "Her principal"),
-    PaperQuery(7, ", describing it as"),
+    PaperQuery(5, "for his contribution", papers=(1212803, 1328897, 1402463)),
+    PaperQuery(6, "Her principal", papers=(213038, 118879, 666988)),
+    PaperQuery(7, ", describing it as", papers=(1989333, 1667618, 1109034)),
 )
+"""The queries and passages of appendix C."""

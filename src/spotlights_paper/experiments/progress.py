@@ -21,3 +21,8 @@ def track(items: Iterable[Item], total: int, what: str) -> Iterable[Item]:
 def stage(what: str) -> Status:
     """Shows what is going on, as a context."""
     return Console(stderr=True).status(what)
+
+
+def say(what: str) -> None:
+    """One line."""
+    Console(stderr=True).print(what, highlight=False)

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 import spotlights as sl
 from spotlights.errors import MemoryExistsError, MemoryFormatError, SettingError
 from spotlights.results import build
+from spotlights_paper.experiments import progress
 from spotlights_paper.experiments.progress import stage
 from spotlights_paper.experiments.registry import (
     Exactness,
@@ -196,7 +197,7 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
 
 def _claim(folder: Path) -> None:
     """Takes a folder that is new, empty or holds an earlier run."""
-    ours = {RUN, STARTED, MEMORY, MODEL, RESULTS, "report"}
+    ours = {RUN, STARTED, MEMORY, MODEL, RESULTS, "checkpoint.pt", "checkpoint.part", "report"}
     if folder.exists() and (not folder.is_dir() or any(entry.name not in ours for entry in folder.iterdir())):
         raise MemoryExistsError(f"{folder} holds something else than a run. Choose another folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,21 +215,25 @@ def _versions() -> dict[str, str]:
     }
 
 
-# -- all of the paper's image experiments ---------------------------------------------------
+# -- all of the paper's experiments ---------------------------------------------------------
 
 
-PLAN = (
-    ("mnist-single", "table1"),
-    ("mnist-single", "paper"),
-    ("mnist-joint", "paper"),
-    ("mnist-continual", "paper"),
-    ("mnist-single", "text"),
-    ("mnist-continual", "long"),
-)
-"""Experiments and presets. "text" is the paper's text to the letter, which does not reach its accuracies."""
-ONE_SEED = ("text", "long")
-"""Variants that one seed is enough for."""
-QUICK_PLAN = (("mnist-single", "quick"), ("mnist-joint", "quick"), ("mnist-continual", "quick"))
+PLAN = {
+    ("mnist-single", "table1"): 3,
+    ("mnist-single", "paper"): 2,
+    ("mnist-joint", "paper"): 4,
+    ("mnist-continual", "paper"): 6,
+    ("mnist-single", "text"): 2,
+    ("mnist-continual", "long"): 8,
+    ("mnist-continual", "reversed"): 6,
+    ("aesop-char", "laptop"): 10,
+    ("wikitext2-word", "laptop"): 17,
+}
+"""Experiments and presets, with about how many minutes each takes on two cores. "text" is the paper's text to the
+letter, which does not reach its accuracies."""
+ONE_SEED = ("text", "long", "reversed", "laptop")
+"""Variants that one seed is enough for, and language models."""
+QUICK_PLAN = {("mnist-single", "quick"): 1, ("mnist-joint", "quick"): 1, ("mnist-continual", "quick"): 1}
 
 LARGEST_GB = 17
 """Free space that the largest memory and the results take."""
@@ -250,16 +255,25 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
     free = shutil.disk_usage(out).free / 1e9
     if not quick and free < LARGEST_GB:
         raise SettingError(f"{out} has {free:.0f} GB left, and the largest memory takes {LARGEST_GB} GB. Choose --out.")
-    folders: dict[tuple[str, str], list[Path]] = {planned: [] for planned in plan}
-    for seed in range(seeds):  # all experiments with seed 0 come first
-        for experiment, preset in plan:
-            if seed > 0 and preset in ONE_SEED:
-                continue
-            folder = out / f"{experiment}-{preset}-{seed}"
-            folders[experiment, preset].append(folder)
-            if (folder / RUN).exists():  # an interrupted reproduction goes on where it stopped
-                load_results(folder)  # refuses a folder that cannot be read
-                continue
-            kept = keep and seed == 0 and preset in ("paper", "quick")
-            run_experiment(experiment, preset=preset, seed=seed, out=folder, keep=kept, pictures=seed == 0)
-    return [folder for some in folders.values() for folder in some]
+    folders = {
+        (planned, seed): out / f"{planned[0]}-{planned[1]}-{seed}"
+        for seed in range(seeds)  # all experiments with seed 0 come first
+        for planned in plan
+        if seed == 0 or planned[1] not in ONE_SEED
+    }
+    missing = []
+    for run, folder in folders.items():
+        if (folder / RUN).exists():  # an interrupted reproduction goes on where it stopped
+            load_results(folder)  # refuses a folder that cannot be read
+        else:
+            missing.append(run)
+    started, done = time.perf_counter(), 0
+    for number, ((experiment, preset), seed) in enumerate(missing, start=1):
+        planned = sum(plan[each] for each, _ in missing)
+        pace = (time.perf_counter() - started) / 60 / done if done else 1.0
+        left = f"about {max(round(pace * (planned - done)), 1)} minutes left"
+        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; {left}")
+        kept = keep and seed == 0 and preset in ("paper", "quick")
+        run_experiment(experiment, preset=preset, seed=seed, out=folders[(experiment, preset), seed], keep=kept)
+        done += plan[experiment, preset]
+    return [folder for planned in plan for (each, _), folder in folders.items() if each == planned]

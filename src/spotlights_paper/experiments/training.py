@@ -65,6 +65,8 @@ class PaperSettings(ImageSettings):
     batch: int = 128
     switch: int | None = None
     """The step at which the second data set takes over; None: all data sets are mixed."""
+    reversed_order: bool = False
+    """Fashion-MNIST comes first."""
     lost_images: int = 500
     """Forgotten test images whose logits are taken apart (continual training only)."""
 
@@ -206,6 +208,8 @@ def fit(
     batches: Iterator[Any],
     loss: Callable[[Any], Float[Tensor, ""]],
     schedules: Sequence[LRScheduler] = (),
+    done: int = 0,
+    after: Callable[[int], None] = lambda step: None,
 ) -> list[float]:
     """The training loop, with recording, of images and of texts; returns the loss of each step.
 
@@ -216,11 +220,14 @@ def fit(
         batches: the batch of each step, with the columns to record (`batch.recorded`).
         loss: of a batch.
         schedules: of learning rates; they step with the optimizers.
+        done: steps that an interrupted run has taken already; their batches are skipped.
+        after: called after each step with the number of steps taken.
     """
     clipped = [parameter for group in optimizers[0].param_groups for parameter in group["params"]]
     losses = []
     with recorder:
-        for batch in track(islice(batches, settings.steps), settings.steps, "training"):
+        left = islice(batches, done, settings.steps)
+        for step, batch in enumerate(track(left, settings.steps - done, "training"), start=done + 1):
             recorder.batch(**batch.recorded)
             value = loss(batch)
             for optimizer in optimizers:
@@ -231,6 +238,7 @@ def fit(
             for stepped in (*optimizers, *schedules):
                 stepped.step()
             losses.append(value.item())
+            after(step)
     return losses
 
 

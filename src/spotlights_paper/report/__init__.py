@@ -10,15 +10,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import spotlights as sl
 from spotlights.figures import palette, save
+from spotlights_paper import statements
 from spotlights_paper.experiments.progress import track
-from spotlights_paper.report import tables, test_set_figures
+from spotlights_paper.report import gallery, tables, test_set_figures
 from spotlights_paper.report.case_figures import case_figures, describe
 from spotlights_paper.report.picture import Picture
 from spotlights_paper.report.two_levels_figure import two_levels_figure
 
 __all__ = ["write_report"]
 
-REPORT, FIGURES = "report.html", "figures"
+REPORT, GALLERY, FIGURES = "report.html", "gallery.html", "figures"
 
 TITLES = {
     "mnist-single": "One task: MNIST",
@@ -34,19 +35,20 @@ TITLES = {
 
 
 def write_report(runs: Iterable[Path], out: Path) -> Path:
-    """Writes report.html and its figures about some finished runs; returns the page.
+    """Writes report.html, the gallery of the paper, and their figures about some finished runs; returns the report.
 
     Args:
         runs: folders that `spotlights run` made. Runs that differ in their seeds only are averaged.
         out: the folder for the page and its figures.
     """
+    runs = list(runs)
     groups, languages = tables.gather(runs)
     out.mkdir(parents=True, exist_ok=True)
 
-    def png(picture: Picture) -> str:
-        image = save(picture.figure, out / FIGURES / f"{picture.name}.png")
+    def png(picture: Picture, folder: str = FIGURES) -> str:
+        image = save(picture.figure, out / folder / f"{picture.name}.png")
         picture.figure.set_layout_engine("none")  # the layout is final: computing it again would take long
-        save(picture.figure, out / FIGURES / f"{picture.name}.pdf")
+        save(picture.figure, out / folder / f"{picture.name}.pdf")
         return base64.b64encode(image.read_bytes()).decode("ascii")
 
     environment = Environment(
@@ -60,6 +62,8 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     page = environment.get_template(REPORT).render(
         groups=groups,
         languages=languages,
+        judged=statements.judge(runs),
+        statements=statements,
         titles=TITLES,
         version=sl.__version__,
         palette=palette,
@@ -71,4 +75,10 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
         two_levels_figure=two_levels_figure,
     )
     (out / REPORT).write_text(page, encoding="utf-8")
+    exhibits = gallery.exhibits(runs)
+    if exhibits:
+        page = environment.get_template(GALLERY).render(
+            exhibits=exhibits, statements=statements, version=sl.__version__, palette=palette
+        )
+        (out / GALLERY).write_text(page, encoding="utf-8")
     return out / REPORT

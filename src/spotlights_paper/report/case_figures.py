@@ -29,12 +29,29 @@ from spotlights_paper.report.picture import (
     task_colour,
 )
 
+FIGURES = {
+    "3a": (4, 5, 8),
+    "3b": (6, 7, 9),
+    "10a": (12, 13, 11),
+    "10b": (15, 16, 14),
+    "10c": (18, 19, 17),
+    "10d": (21, 22, 20),
+    "10e": (24, 25, 23),
+    "10f": (27, 28, 26),
+}
+"""The paper's figures of top scores, totals and top training images for each of its test images."""
+
 
 def describe(results: ImageResults, case: Case) -> str:
-    """A test image in words: `“6” (mnist test example 60011), answered rightly`."""
+    """A test image in words: `“6” (mnist test example 65938), answered rightly`."""
     names = results.classes[case.source]
     verdict = "answered rightly" if case.right else f"answered wrongly: {case.output} ({names[case.output]})"
     return f"“{names[case.label]}” ({case.source} test example {case.example}), {verdict}"
+
+
+def numbers(case: Case) -> str:
+    """Which of the paper's figures show this test image or one of its kind: `Figures 3a, 4, 5, 8`."""
+    return f"Figures {case.figure}, {', '.join(map(str, FIGURES[case.figure]))}" if case.figure in FIGURES else ""
 
 
 def case_figures(
@@ -51,9 +68,9 @@ def case_figures(
     """
     yield Picture(
         f"{prefix}-attention",
-        "For each layer: the scores of the top training slots of each class, sorted; the totals per class; "
-        "the training images with the largest scores.",
-        _attention(results, case),
+        "For each layer: the scores of the top training slots of each class, sorted; the sums of |score| per class; "
+        "the training images with the largest scores." + (f" The paper's {numbers(case)}." if numbers(case) else ""),
+        attention_figure(results, case),
     )
     yield Picture(
         f"{prefix}-contributions",
@@ -92,7 +109,7 @@ def _thumbnail(image: TrainingImage, what: str) -> Captioned:
 # -- attention --------------------------------------------------------------------------------
 
 
-def _attention(results: ImageResults, case: Case) -> Figure:
+def attention_figure(results: ImageResults, case: Case) -> Figure:
     """One row for each layer, with the test image beside the first; tasks side by side, on one scale."""
     count, layers = len(results.sources), case.layers
     widths = [1.15, *[2.9] * count, *[1.75] * count, 2.5]
@@ -105,7 +122,7 @@ def _attention(results: ImageResults, case: Case) -> Figure:
         for row, layer in enumerate(layers):
             groups = list(range(layer.totals.shape[1]))
             tops = [TopPanel(values, groups, "score", "label") for values in layer.top]
-            totals = [TotalsPanel(values, groups, "total score", "label") for values in layer.totals]
+            totals = [TotalsPanel(values, groups, "total |score|", "label") for values in layer.absolute]
             cells = [grid[row, column] for column in range(1, len(widths))]
             left = _draw_tasks(figure, results, case, cells[:count], draw_top, tops)
             right = _draw_tasks(figure, results, case, cells[count:-1], draw_totals, totals)
@@ -119,7 +136,7 @@ def _attention(results: ImageResults, case: Case) -> Figure:
                 for source, top, total in zip(results.sources, left, right, strict=True):
                     colour, of = (task_colour(source), f"{source}: ") if count > 1 else (INK, "scores of the ")
                     top.set_title(f"{of}top {layer.top.shape[2]} of each class", color=colour)
-                    total.set_title("total score", color=colour)
+                    total.set_title("total |score|", color=colour)
     return figure
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from spotlights.errors import SettingError
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.analyses.test_set import Vote
-from spotlights_paper.experiments.language.asking import LanguageResults
+from spotlights_paper.experiments.language.asking import LanguageResults, QueryPassages
 from spotlights_paper.experiments.language.evaluation import MEASURES, Evaluation
+from spotlights_paper.experiments.language.ranks import KERNELS
 from spotlights_paper.experiments.paper import ACCURACIES, BEFORE_SWITCH, TABLE_1, TABLE_1_COLUMNS, Estimate, holds
 from spotlights_paper.experiments.registry import ImageRun, LanguageRun
 from spotlights_paper.experiments.running import load_results, load_run
@@ -230,6 +231,21 @@ def evaluation_rows(evaluation: Evaluation) -> Rows:
             row += [judged.measures[name].text(digits, percent=percent), "–" if judged.how == "trained" else gain]
         rows.append(row)
     return rows
+
+
+RANK_HEAD = [
+    "the paper's passage",
+    *(f"{network}, {kernel}" for network in ("trained", "untrained") for kernel in KERNELS),
+]
+"""Each cell has the rank by position, then the rank by sentence."""
+
+
+def rank_rows(query: QueryPassages) -> Rows:
+    """The paper's passages for one query, with their ranks in ours."""
+    return [
+        [passage.text, *(f"{rank.by_position:,} · {rank.by_sentence:,}" for rank in passage.ranks)]
+        for passage in query.papers
+    ]
 
 
 def percent(estimate: Estimate) -> str:

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int, UInt8
 
 import spotlights as sl
 from spotlights.results import Top
+from spotlights_paper.experiments.analyses.glances import Rule, distinct, glances
 from spotlights_paper.experiments.analyses.test_set import by_category, categories
 from spotlights_paper.experiments.images import Images
 from spotlights_paper.experiments.training import Trained, answers
 
 _PICTURES = 3
 """Training images shown for each layer."""
+_CANDIDATES = 60
+"""Test images among which one is looked for of which all is true that the paper says of its own."""
 _RANKS = 200
 """Points of the curve of totals per training example."""
 
 
 @dataclass(frozen=True)
 class WantedImage:
-    """Which test image to look at: the first of its kind."""
+    """Which test image to look at: the paper's own where its number is known, else the first that fits."""
 
     source: str
     label: int
     right: bool | None = None
     """Only one that the network gets right (or wrong)."""
+    says: int | None = None
+    """Only one that the network gives this class."""
+    figure: str = ""
+    """The paper's figure that shows the image, such as "3a"."""
+    number: int | None = None
+    """Of the image in its test set; then nothing else counts."""
+    also: Rule | None = None
+    """What else the paper says of the image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +78,8 @@ class LayerCase:
     layer: str
     top: Float[np.ndarray, "sources classes k"]
     """The largest scores of each category, largest first; NaN where there are fewer slots."""
+    top_steps: Int[np.ndarray, "sources classes k"]
+    """When these slots were visited; -1 where there are fewer."""
     totals: Float[np.ndarray, "sources classes"]
     """Scores added up."""
     absolute: Float[np.ndarray, "sources classes"]
@@ -107,25 +121,59 @@ class Case:
     output: int
     logits: Float[np.ndarray, "classes"]
     layers: list[LayerCase]
+    figure: str = ""
+    """The paper's figure that shows this image, or one of its kind."""
+    fits: bool = True
+    """Whether the image is as the paper says of its own; False: no image was, and this is the first of its label."""
+    fitting: float = float("nan")
+    """The share of the first images of this label and answer of which all of that is true; NaN for the paper's own."""
 
     @property
     def right(self) -> bool:
         return self.label == self.output
 
 
-def find(trained: Trained, wanted: WantedImage) -> int | None:
-    """The position of the first such test image, if there is one."""
+@dataclass(frozen=True)
+class FoundImage:
+    """The place of a wanted image in its test set, and how well the image fits."""
+
+    place: int
+    fits: bool = True
+    fitting: float = float("nan")
+
+
+def find(trained: Trained, wanted: WantedImage) -> FoundImage | None:
+    """The paper's own image, or the first that fits all that is said of it; None without any of its label."""
     test = trained.data[wanted.source].test
-    fits = test.labels == wanted.label
+    said = answers(trained.model, test)
+    if wanted.number is not None and wanted.number < len(test):
+        return FoundImage(wanted.number)
+    of_label = test.labels == wanted.label
+    fits = of_label.clone()
     if wanted.right is not None:
-        fits &= (answers(trained.model, test) == test.labels) == wanted.right
-    return int(fits.nonzero()[0]) if fits.any() else None
+        fits &= (said == test.labels) == wanted.right
+    if wanted.says is not None:
+        fits &= said == wanted.says
+    places = fits.nonzero()[:, 0]
+    if wanted.also is None:
+        return FoundImage(int(places[0])) if len(places) else None
+    some = places[:_CANDIDATES]
+    true = torch.tensor([wanted.also(each) for each in glances(trained, test, some)], dtype=torch.bool)
+    if true.any():
+        return FoundImage(int(some[true][0]), True, float(true.double().mean()))
+    first = places if len(places) else of_label.nonzero()[:, 0]
+    return FoundImage(int(first[0]), False, 0.0) if len(first) else None
 
 
 def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int, bins: int) -> list[Case]:
     """Looks at one test image of each kind; a network may have no such mistake (or success) to show."""
-    places = [(trained.data[kind.source].test, find(trained, kind)) for kind in wanted]
-    return [look_at(trained, test, place, top=top, bins=bins) for test, place in places if place is not None]
+    shown = []
+    for kind in wanted:
+        found, test = find(trained, kind), trained.data[kind.source].test
+        if found is not None:
+            case = look_at(trained, test, found.place, top=top, bins=bins)
+            shown.append(replace(case, figure=kind.figure, fits=found.fits, fitting=found.fitting))
+    return shown
 
 
 def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: int) -> Case:
@@ -151,7 +199,7 @@ def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: in
         layers.append(
             LayerCase(
                 name,
-                _arrange_top(trained, per),
+                *_arrange_top(trained, per),
                 by_category(trained, totals)[0],
                 by_category(trained, absolute)[0],
                 by_category(trained, weighted)[0],
@@ -194,13 +242,20 @@ def _pushed(trained: Trained, attention: sl.Attention, target: int, logit: float
     )
 
 
-def _arrange_top(trained: Trained, top: Top) -> Float[np.ndarray, "sources classes k"]:
+def _arrange_top(
+    trained: Trained, top: Top
+) -> tuple[Float[np.ndarray, "sources classes k"], Int[np.ndarray, "sources classes k"]]:
+    """The scores of each category's top slots, and their steps."""
     names = categories(trained)
     values = top.numpy()[0]
-    arranged = np.full((len(names), values.shape[1]), np.nan)
-    for group, held in zip(top.groups, values, strict=True):
-        arranged[names.index(str(group))] = held
-    return arranged.reshape(len(trained.sources), -1, values.shape[1])
+    scores = np.full((len(names), values.shape[1]), np.nan)
+    steps = np.full(scores.shape, -1, dtype=np.int64)
+    for row, (group, held) in enumerate(zip(top.groups, values, strict=True)):
+        place, count = names.index(str(group)), int(np.isfinite(held).sum())
+        scores[place] = held
+        steps[place, :count] = np.array(top.columns["step"][0][row][:count], dtype=np.int64)
+    shape = len(trained.sources), -1, values.shape[1]
+    return scores.reshape(shape), steps.reshape(shape)
 
 
 def _ranked(
@@ -213,10 +268,7 @@ def _ranked(
 
 def _distinct_pictures(trained: Trained, top: Top) -> list[TrainingImage]:
     """The first pictures of the answer, each example once."""
-    rows: dict[int, dict] = {}
-    for row in top.rows(0):
-        rows.setdefault(row["example"], row)
-    return [_picture(trained, row, row[top.what], row["step"]) for row in list(rows.values())[:_PICTURES]]
+    return [_picture(trained, row, row[top.what], row["step"]) for row in distinct(top, 0, _PICTURES)]
 
 
 def _pictures(trained: Trained, top: Top) -> list[TrainingImage]:

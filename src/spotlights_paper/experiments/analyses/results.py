@@ -10,13 +10,16 @@ from jaxtyping import UInt8
 
 from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases
 from spotlights_paper.experiments.analyses.forgetting import Forgetting, Masked, forgetting, masks
+from spotlights_paper.experiments.analyses.glances import Glance, right_and_wrong
 from spotlights_paper.experiments.analyses.test_set import (
     ClassAttention,
     CrossTask,
+    OtherVotes,
     OverTime,
     Vote,
     class_attention,
     cross_task,
+    other_votes,
     over_time,
     total_scores,
     votes,
@@ -25,6 +28,10 @@ from spotlights_paper.experiments.progress import stage
 from spotlights_paper.experiments.training import ImageSettings, PaperSettings, Trained
 
 SUSPECTS = 30
+SAMPLES = 10
+"""Right answers, and as many wrong ones, that are glanced at."""
+COMPARED = 200
+"""Test images on which other ways to vote are compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +80,9 @@ class ImageResults:
     masks: list[Masked] = field(default_factory=list)
     forgetting: Forgetting | None = None
     suspects: list[Suspect] = field(default_factory=list)
+    other_votes: list[OtherVotes] = field(default_factory=list)
+    samples: list[Glance] = field(default_factory=list)
+    """Some test images that the network gets right, then some that it gets wrong."""
 
 
 def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[WantedImage]) -> ImageResults:
@@ -101,4 +111,6 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
         masked,
         lost,
         audit(trained),
+        other_votes(trained, images=COMPARED),
+        right_and_wrong(trained, SAMPLES) if wanted else [],
     )

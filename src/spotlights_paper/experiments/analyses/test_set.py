@@ -143,6 +143,39 @@ def votes(totals: CategoryTotals) -> list[Vote]:
     return found
 
 
+@dataclass(frozen=True)
+class OtherVotes:
+    """One layer, over some test images that the network gets right: what else might have the vote (section 5.2)."""
+
+    layer: str
+    images: int
+    totals: float
+    """How often the class with the largest total |score| is the network's answer."""
+    weighted: float
+    """The same with every |score| multiplied by the norm of its slot's error."""
+    nearest: float
+    """How often the class of the one slot with the largest score is the network's answer."""
+
+
+def other_votes(trained: Trained, *, images: int) -> list[OtherVotes]:
+    """For the first images of the first source's test set."""
+    test = trained.data[trained.sources[0]].test.first(images)
+    said = answers(trained.model, test)
+    right = said == test.labels
+    if not right.any():
+        return []
+    expected, found = said[right].numpy(), []
+    for layer, attention in trained.attend(test.inputs[right]).items():
+        plain, weighted = (
+            by_category(trained, each.totals("category", absolute=True)).sum(axis=1).argmax(axis=1)
+            for each in (attention, attention.weighted())
+        )
+        nearest = np.array(attention.top(1).columns["label"])[:, 0, 0]
+        shares = (float((vote == expected).mean()) for vote in (plain, weighted, nearest))
+        found.append(OtherVotes(layer, len(expected), *shares))
+    return found
+
+
 # -- classes, tasks and steps -----------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from spotlights_paper.datasets import TextDataset
 from spotlights_paper.experiments.language.evaluation import Evaluation, evaluate
 from spotlights_paper.experiments.language.gpt import GPT, GPTSettings
 from spotlights_paper.experiments.language.lstm import LanguageModel
+from spotlights_paper.experiments.language.ranks import PaperPassage, rank_papers
 from spotlights_paper.experiments.language.trained import TextSettings, TrainedLanguage, digest
 from spotlights_paper.experiments.language.two_levels import TwoLevels, two_levels
 from spotlights_paper.experiments.paper import PaperQuery
@@ -29,6 +30,8 @@ from spotlights_paper.experiments.running import MEMORY, MODEL, RUN, load_run, s
 
 KERNEL = "cosine"
 """The default: the plain product favours large keys."""
+_CONTINUED = {"character": 60, "word": 15}
+"""Tokens that the network says after a prompt."""
 _SHOWN = 10
 """Passages of each query and kernel."""
 
@@ -130,10 +133,12 @@ class QueryPassages:
     """Which text the query is from: "test" or "train"."""
     position: int
     """Of its last token."""
-    papers: list[str]
-    """The paper's own passages, as far as they are known here."""
     ours: list[Passages]
-    """One for each kernel."""
+    """One for each kernel. The query's own sentence is left out, as in the paper."""
+    continuation: str = ""
+    """What the network says after the prompt, always the most likely token."""
+    papers: list[PaperPassage] = field(default_factory=list)
+    """The paper's own passages."""
 
 
 @dataclass(frozen=True)
@@ -151,22 +156,47 @@ def analyse(
 ) -> LanguageResults:
     """The passages of some queries; of an LSTM how good they are, of a GPT also contributions and both levels."""
     is_gpt = isinstance(trained.model, GPT)
-    tables, levels = [], []
+    prompts, tables, levels = {}, [], []
     for query in queries if pictures else ():
         position = find(trained.data, query.source, query.words)
         if position is None:  # a short text may not have all of them
             continue
         prompt = before(trained.data, query.source, position, settings.context)
+        own = position if query.source == "train" else None
+        prompts[query] = (prompt, own)
         with stage(f"the query of Table {query.table}"):
-            ours = [passages(trained, prompt, k=_SHOWN, kernel=kernel) for kernel in settings.kernels]
+            ours = [_others(passages(trained, prompt, k=_SHOWN + 1, kernel=k), own) for k in settings.kernels]
             if is_gpt:
-                ours.append(passages_toward(trained, prompt, k=_SHOWN))
-        papers = [] if is_gpt else list(query.papers)
-        tables.append(QueryPassages(query.table, query.words, query.source, position, papers, ours))
+                ours.append(_others(passages_toward(trained, prompt, k=_SHOWN + 1), own))
+            said = continuation(trained, prompt)
+        tables.append(QueryPassages(query.table, query.words, query.source, position, ours, said))
         if is_gpt and not levels:
             with stage("two levels of retrieval"):
                 levels.append(two_levels(trained, prompt))
+    if not is_gpt and prompts:
+        with stage("the ranks of the paper's passages"):
+            found = rank_papers(trained, settings, prompts)
+        tables = [replace(table, papers=found[query]) for table, query in zip(tables, prompts, strict=True)]
     return LanguageResults(tables, None if is_gpt else evaluate(trained, settings), levels)
+
+
+def _others(found: Passages, own: int | None) -> Passages:
+    """Without the sentence of the query itself, if the query is from the training text."""
+    kept = [passage for passage in found if own is None or not passage.start <= own < passage.stop]
+    return replace(found, passages=kept[:_SHOWN])
+
+
+def continuation(trained: TrainedLanguage, prompt: Sequence[str]) -> str:
+    """What the network says after a prompt, always the most likely token."""
+    vocabulary = trained.data.vocabulary
+    numbers = vocabulary.encode(prompt)[None]
+    count = _CONTINUED[vocabulary.unit]
+    with torch.no_grad():
+        for _ in range(count):
+            read = numbers[:, -trained.model.context :] if isinstance(trained.model, GPT) else numbers
+            numbers = torch.cat([numbers, trained.model(read)[:, -1:].argmax(dim=-1)], dim=1)
+    said = vocabulary.decode(numbers[0, -count:])
+    return said if isinstance(said, str) else " ".join(said)
 
 
 # -- a finished run ---------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from spotlights_paper.experiments.training import fit
 
 State = tuple[Float[Tensor, "layers batch hidden"], Float[Tensor, "layers batch hidden"]]
 
+CHECKPOINT = "checkpoint.pt"
+"""Beside the memory of a run that is not finished."""
 LAYER = "rnn.l0"
 """The layer that is asked about. Its key is the LSTM's input at a token, `[x; h of the token before]`."""
 
@@ -51,6 +53,12 @@ class LanguageSettings(TextSettings):
     """"adam" as the paper has it; "sgd" for contributions, which then are one number for each step."""
     momentum: float = 0.9
     """Of SGD."""
+    weight_decay: float = 0.0
+    """Of Adam, coupled."""
+    state_drop: float = 0.0
+    """The chance that a step starts from an empty state."""
+    checkpoint_every: int | None = None
+    """Steps after which network, optimizers and memory are saved: an interrupted run goes on from there."""
     falls_from: float | None = None
     """The share of the steps after which the learning rate falls linearly to zero; None for never."""
     clip: float
@@ -159,34 +167,60 @@ def steps_per_epoch(tokens: int, settings: LanguageSettings) -> int:
 
 
 def train_lstm(settings: LanguageSettings, *, data: TextDataset, seed: int, path: Path) -> TrainedLanguage:
-    """Trains a language model on the text and records it."""
+    """Trains a language model on the text and records it; goes on where an interrupted run saved a checkpoint."""
     keep_freed_memory()
     torch.manual_seed(seed)
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
     steppers = optimizers(model, settings)
+    schedules = [LambdaLR(each, _falling(settings)) for each in steppers]
     state: State | None = None
+    file, done = path.with_name(CHECKPOINT), 0
+    if settings.checkpoint_every is not None and file.exists():
+        saved = torch.load(file, weights_only=True)
+        done, state = saved["step"], saved["state"]
+        for part, held in zip((model, *steppers, *schedules), saved["parts"], strict=True):
+            part.load_state_dict(held)
+        torch.set_rng_state(saved["random"])
+    recorder = recorded(model, steppers[0], path, settings, resume=done > 0)
 
     def loss(window: Window) -> Float[Tensor, ""]:
         nonlocal state
-        surprise, state = model.loss(window.tokens, window.targets, None if window.first else state)
+        dropped = settings.state_drop > 0 and float(torch.rand(())) < settings.state_drop
+        surprise, state = model.loss(window.tokens, window.targets, None if window.first or dropped else state)
         state = state[0].detach(), state[1].detach()
         return surprise
 
+    def save(step: int) -> None:
+        if settings.checkpoint_every is not None and step % settings.checkpoint_every == 0 and step < settings.steps:
+            recorder.flush()
+            parts = [part.state_dict() for part in (model, *steppers, *schedules)]
+            held = {"step": step, "state": state, "parts": parts, "random": torch.get_rng_state()}
+            torch.save(held, file.with_suffix(".part"))
+            file.with_suffix(".part").replace(file)
+
     losses = fit(
-        recorded(model, steppers[0], path, settings),
+        recorder,
         steppers,
         settings,
         batches=windows(tokens, batch=settings.batch, unroll=settings.unroll),
         loss=loss,
-        schedules=[LambdaLR(each, _falling(settings)) for each in steppers],
+        schedules=schedules,
+        done=done,
+        after=save,
     )
+    file.unlink(missing_ok=True)
     last = losses[-steps_per_epoch(len(tokens), settings) :]
     return TrainedLanguage(sl.open(path), model.eval(), data, seed, sum(last) / len(last))
 
 
 def recorded(
-    model: LanguageModel, optimizer: torch.optim.Optimizer, path: Path, settings: LanguageSettings
+    model: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    path: Path,
+    settings: LanguageSettings,
+    *,
+    resume: bool = False,
 ) -> sl.Recorder:
     """The recorder that the settings describe."""
     return sl.record(
@@ -198,7 +232,8 @@ def recorded(
         errors=settings.errors,
         fold="example" if settings.fold else None,
         fold_from=settings.fold_from,
-        overwrite=True,
+        overwrite=not resume,
+        resume=resume,
     )
 
 
@@ -222,7 +257,7 @@ def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.o
         return [torch.optim.SGD(dense, lr=settings.lr, momentum=settings.momentum)]
     if settings.optimizer != "adam":
         raise SettingError(f'No optimizer "{settings.optimizer}". There are: adam, sgd.')
-    adam = torch.optim.Adam(dense, lr=settings.lr)
+    adam = torch.optim.Adam(dense, lr=settings.lr, weight_decay=settings.weight_decay)
     return [adam, torch.optim.SparseAdam(sparse, lr=settings.lr)] if sparse else [adam]
 
 

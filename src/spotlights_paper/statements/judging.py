@@ -1,0 +1,190 @@
+"""What a statement of the paper is, how runs are checked against it, and the table of verdicts.
+
+A check reads a run's results and nothing else. Its bound was set once, from the wording of the paper, before the
+five seeds were run; nothing is tuned to a statement. An accuracy holds within one point of the paper's rounded number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spotlights.results import build
+from spotlights_paper.experiments.analyses.cases import Case, LayerCase
+from spotlights_paper.experiments.paper import ACCURACIES
+from spotlights_paper.experiments.running import load_results, load_run
+
+SINGLE, JOINT, CONTINUAL = "mnist-single", "mnist-joint", "mnist-continual"
+AESOP, WIKITEXT = "aesop-char", "wikitext2-word"
+
+Verdict = tuple[bool, tuple[float, ...]]
+"""Whether a statement holds for one run, and our numbers."""
+
+
+class NotThereError(Exception):
+    """A run has nothing to check a statement with."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run and its results."""
+
+    run: Any
+    results: Any
+
+    def case(self, figure: str) -> Case:
+        """The test image of one of the paper's figures."""
+        case = next((case for case in self.results.cases if case.figure == figure), None)
+        if case is None:
+            raise NotThereError(f"no image for Figure {figure}")
+        return case
+
+    def query(self, table: int) -> Any:
+        """The passages for the query of one of the paper's tables."""
+        found = next((each for each in self.results.tables if each.number == table), None)
+        if found is None:
+            raise NotThereError(f"no query of Table {table}")
+        return found
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of the paper."""
+
+    section: str
+    shown: str
+    """The figure or table that shows it, such as "Figure 5"; empty for none."""
+    experiment: str
+    presets: tuple[str, ...]
+    text: str
+    """In our own words."""
+    numbers: str
+    """What our numbers are, with a format for each: "{:.0%} of the images"."""
+    check: Callable[[Found], Verdict]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A statement and the verdict of each run."""
+
+    statement: Statement
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return sum(verdict for verdict, _ in self.verdicts)
+
+    @property
+    def verdict(self) -> str:
+        runs = f" in {self.held} of {len(self.verdicts)}" if len(self.verdicts) > 1 else ""
+        return f"holds{runs}" if self.held else f"does not hold{runs.replace(' in 0 of', ' in any of')}"
+
+    @property
+    def ours(self) -> str:
+        """Our numbers, on average over the runs."""
+        means = np.mean([numbers for _, numbers in self.verdicts], axis=0)
+        return self.statement.numbers.format(*means.tolist()).replace("-", "−")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        said = self.statement
+        return {
+            "section": said.section,
+            "shown": said.shown,
+            "statement": said.text,
+            "ours": self.ours,
+            "held": self.held,
+            "runs": len(self.verdicts),
+        }
+
+
+STATEMENTS: list[Statement] = []
+
+
+def statement(
+    section: str, shown: str, experiment: str, text: str, numbers: str, presets: tuple[str, ...] = ("paper", "quick")
+) -> Callable[[Callable[[Found], Verdict]], Callable[[Found], Verdict]]:
+    """Enters a check into the list."""
+
+    def enter(check: Callable[[Found], Verdict]) -> Callable[[Found], Verdict]:
+        STATEMENTS.append(Statement(section, shown, experiment, presets, text, numbers, check))
+        return check
+
+    return enter
+
+
+def judge(folders: Iterable[Path]) -> list[Judged]:
+    """Every statement that some of the runs can be asked about, in the order of the paper."""
+    runs = [Found(load_run(folder), load_results(folder)) for folder in folders]
+    judged = []
+    for each in sorted(STATEMENTS, key=lambda each: each.section):
+        verdicts = []
+        for found in runs:
+            if found.run.experiment == each.experiment and found.run.preset in each.presets:
+                try:
+                    verdicts.append(each.check(found))
+                except NotThereError:
+                    continue
+        if verdicts:
+            judged.append(Judged(each, verdicts))
+    return judged
+
+
+HEAD = ["section", "shown in", "statement", "ours", "verdict"]
+
+
+def rows(judged: list[Judged]) -> list[list[str]]:
+    """All verdicts, below `HEAD`."""
+    return [[j.statement.section, j.statement.shown, j.statement.text, j.ours, j.verdict] for j in judged]
+
+
+def summary(judged: list[Judged]) -> str:
+    """How many statements hold."""
+    every = sum(j.held == len(j.verdicts) for j in judged)
+    return f"{every} of {len(judged)} statements hold in every run; {sum(not j.held for j in judged)} hold in none."
+
+
+def table(judged: list[Judged]) -> Any:
+    """All verdicts, to print."""
+    return build("The paper's statements", HEAD, rows(judged), summary(judged))
+
+
+# -- what several checks need -------------------------------------------------------------------
+
+
+def top_mean(layer: LayerCase) -> np.ndarray:
+    """The mean score of the top slots of each class, task by task."""
+    return np.nanmean(layer.top, axis=2)
+
+
+def rank(values: np.ndarray, at: tuple[int, int]) -> int:
+    """1 for the largest."""
+    return int((values > values[at]).sum()) + 1
+
+
+def at(case: Case, results: Any) -> tuple[int, int]:
+    """The task and the class of a test image."""
+    return results.sources.index(case.source), case.label
+
+
+def share_of_top(case: Case, keep: Callable[[int, int], bool]) -> list[float]:
+    """The share of each layer's top slots, of all classes together, of some tasks and labels."""
+    found = []
+    for layer in case.layers:
+        tasks, labels = np.divmod(layer.top_category, layer.totals.shape[1])
+        found.append(float(np.mean([keep(int(t), int(c)) for t, c in zip(tasks, labels, strict=True)])))
+    return found
+
+
+def accuracy(section: str, experiment: str, source: str) -> None:
+    """Enters the statement about one test accuracy."""
+    paper = ACCURACIES[experiment][source]
+
+    @statement(section, "", experiment, f"Test accuracy on {source}, at the end: {paper:.0f} %.", "{:.1f} %")
+    def _check(found: Found) -> Verdict:
+        ours = 100 * found.run.accuracy[source]
+        return abs(ours - paper) <= 1, (ours,)

@@ -1,0 +1,233 @@
+"""Sections 5.1, 5.2, A and B.1: one task."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spotlights_paper.experiments.paper import TABLE_1, TABLE_1_COLUMNS, holds
+from spotlights_paper.statements.judging import SINGLE, Found, Verdict, accuracy, at, rank, statement, top_mean
+
+
+@statement("5.1", "", SINGLE, "The keys take about 3 · 800 numbers for each slot.", "{:.0f} numbers")
+def _size(found: Found) -> Verdict:
+    numbers = 784 + sum(found.run.settings["hidden"])
+    return abs(numbers / 2400 - 1) < 0.05, (float(numbers),)
+
+
+@statement("5.2", "", SINGLE, "3,000 updates of 128 images make 384,000 slots.", "{:,.0f}")
+def _slots(found: Found) -> Verdict:
+    return found.run.slots == 384_000, (float(found.run.slots),)
+
+
+accuracy("5.2", SINGLE, "mnist")
+
+
+@statement("5.2", "Figure 3", SINGLE, "The “6” is answered rightly.", "answer {:.0f}")
+def _six_is_right(found: Found) -> Verdict:
+    case = found.case("3a")
+    return case.right, (float(case.output),)
+
+
+def _class_is_high(section: str, shown: str, figure: str, name: str) -> None:
+    @statement(
+        section,
+        shown,
+        SINGLE,
+        f"Slots of class {name} have high scores in all layers (among the three highest of ten, by the top 500).",
+        "ranks {:.0f}, {:.0f}, {:.0f}",
+    )
+    def _check(found: Found) -> Verdict:
+        case = found.case(figure)
+        ranks = [rank(top_mean(layer), at(case, found.results)) for layer in case.layers]
+        return max(ranks) <= 3, tuple(map(float, ranks))
+
+
+_class_is_high("5.2", "Figure 4", "3a", "6")
+
+
+@statement(
+    "5.2",
+    "Figure 4",
+    SINGLE,
+    "Some slots of class 0 have scores comparable with or higher than those of class 6 (largest score, at least 90 %).",
+    "{:.0%}, {:.0%}, {:.0%} of class 6",
+)
+def _zeros_compare(found: Found) -> Verdict:
+    shares = [float(layer.top[0, 0, 0] / layer.top[0, 6, 0]) for layer in found.case("3a").layers]
+    return min(shares) >= 0.9, tuple(shares)
+
+
+@statement("5.2", "Figure 8", SINGLE, "Images of class 0 are among the top images of the “6”.", "in {:.0f} of 3 layers")
+def _zeros_on_top(found: Found) -> Verdict:
+    count = sum(any(image.label == 0 for image in layer.pictures) for layer in found.case("3a").layers)
+    return count > 0, (float(count),)
+
+
+def _class_has_largest_total(section: str, shown: str, figure: str, name: str) -> None:
+    text = f"Class {name} has the largest total score, in all layers."
+
+    @statement(section, shown, SINGLE, text, "ranks {:.0f}, {:.0f}, {:.0f}")
+    def _check(found: Found) -> Verdict:
+        case = found.case(figure)
+        ranks = [rank(layer.absolute, at(case, found.results)) for layer in case.layers]
+        return max(ranks) == 1, tuple(map(float, ranks))
+
+
+_class_has_largest_total("5.2", "Figure 5", "3a", "6")
+
+
+@statement(
+    "5.2",
+    "",
+    SINGLE,
+    "Often the top slot is of another class although the answer is right (over a tenth, in some layer).",
+    "{:.0%}, {:.0%}, {:.0%} of the images",
+)
+def _nearest_is_another(found: Found) -> Verdict:
+    shares = [1 - votes.nearest for votes in found.results.other_votes]
+    return max(shares) > 0.1, tuple(shares)
+
+
+TABLE1 = ("table1", "quick")
+
+
+def _votes(found: Found, column: str) -> list[float]:
+    return [100 * getattr(vote, column) for vote in found.results.votes]
+
+
+for _column, _words in TABLE_1_COLUMNS.items():
+
+    def _cells(found: Found, column: str = _column) -> Verdict:
+        index, ours = list(TABLE_1_COLUMNS).index(column), _votes(found, column)
+        held = [holds(cells[index], mine) for cells, mine in zip(TABLE_1.values(), ours, strict=True)]
+        return all(held), tuple(ours)
+
+    _paper = ", ".join(f"{cells[list(TABLE_1_COLUMNS).index(_column)].mean:.1f}" for cells in TABLE_1.values())
+    statement("5.2", "Table 1", SINGLE, f"{_words}: {_paper} %.", "{:.1f}, {:.1f}, {:.1f} %", TABLE1)(_cells)
+
+
+@statement(
+    "5.2",
+    "Table 1",
+    SINGLE,
+    "Where the answer is right, later layers vote better.",
+    "{:.1f} < {:.1f} < {:.1f} %",
+    TABLE1,
+)
+def _later_is_better(found: Found) -> Verdict:
+    ours = _votes(found, "target_given_right")
+    return ours[0] < ours[1] < ours[2], tuple(ours)
+
+
+@statement(
+    "5.2",
+    "Table 1",
+    SINGLE,
+    "Where the answer is wrong, the vote agrees with the answer more than with the target, in all layers.",
+    "{:+.0f}, {:+.0f}, {:+.0f} points",
+    TABLE1,
+)
+def _votes_for_the_answer(found: Found) -> Verdict:
+    pairs = zip(_votes(found, "output_given_wrong"), _votes(found, "target_given_wrong"), strict=True)
+    more = [output - target for output, target in pairs]
+    return min(more) > 0, tuple(more)
+
+
+@statement(
+    "5.2",
+    "",
+    SINGLE,
+    "Scores times the norm of the error show no consistent trend (their vote is worse than the plain one).",
+    "{:.0%}, {:.0%}, {:.0%} right",
+)
+def _weighted(found: Found) -> Verdict:
+    votes = found.results.other_votes
+    return all(each.weighted < each.totals for each in votes), tuple(each.weighted for each in votes)
+
+
+@statement(
+    "5.2", "", SINGLE, "In the input layer time does not matter (totals of stretches of steps vary by < 5 %).", "{:.1%}"
+)
+def _no_time_in_the_input(found: Found) -> Verdict:
+    share = next(timeline.share for timeline in found.results.over_time if timeline.layer == "layers.0")
+    share = share[:-1] if len(share) > 1 else share  # the last stretch may be shorter
+    variation = float(share.std() / share.mean())
+    return variation < 0.05, (variation,)
+
+
+def _top_steps(found: Found) -> list[np.ndarray]:
+    """The steps of the top slots of each class for the “6”, by rank, in layers 1 and 2."""
+    return [layer.top_steps[0] for layer in found.case("3a").layers[1:]]
+
+
+@statement(
+    "5.2",
+    "",
+    SINGLE,
+    "In later layers, slots towards the end of the top 500 are more recent (last fifth of ranks against the first).",
+    "{:+,.0f}, {:+,.0f} steps",
+)
+def _recent_towards_the_end(found: Found) -> Verdict:
+    later = []
+    for steps in _top_steps(found):
+        fifth = max(steps.shape[1] // 5, 1)
+        later.append(float(steps[:, -fifth:].mean() - steps[:, :fifth].mean()))
+    return min(later) > 0, tuple(later)
+
+
+def _tenths(found: Found) -> list[np.ndarray]:
+    """How the top slots of each class are spread over the tenths of training, in layers 1 and 2."""
+    edges = np.linspace(0, found.run.settings["steps"], 11)
+    return [
+        np.array([np.histogram(row[row >= 0], edges)[0] / max((row >= 0).sum(), 1) for row in steps])
+        for steps in _top_steps(found)
+    ]
+
+
+@statement(
+    "5.2",
+    "",
+    SINGLE,
+    "The top 500 are spread over time without a clear pattern (they fill 8 tenths of training, by entropy).",
+    "{:.1f}, {:.1f} tenths",
+)
+def _spread_over_time(found: Found) -> Verdict:
+    filled = [
+        float(np.exp(-(share * np.log(np.where(share > 0, share, 1))).sum(axis=1)).mean()) for share in _tenths(found)
+    ]
+    return min(filled) >= 8, tuple(filled)
+
+
+@statement(
+    "5.2",
+    "",
+    SINGLE,
+    "The most recent slots are not the most important ones (at most a fifth of the top 500 is of the last tenth).",
+    "{:.0%}, {:.0%}",
+)
+def _not_the_last_ones(found: Found) -> Verdict:
+    last = [float(share[:, -1].mean()) for share in _tenths(found)]
+    return max(last) <= 0.2, tuple(last)
+
+
+# -- A and B.1 --------------------------------------------------------------------------------
+
+CLASS_0 = 10245
+"""The training image of a "0" that Figure 8a probably shows: on top in many settings."""
+
+
+@statement(
+    "A",
+    "Figure 8a",
+    SINGLE,
+    "One image of a “0” is among the top images in many settings.",
+    "in {:.0f} of {:.0f} layers",
+)
+def _the_zero(found: Found) -> Verdict:
+    layers = [layer for case in found.results.cases for layer in case.layers]
+    count = sum(any(image.example == CLASS_0 for image in layer.pictures) for layer in layers)
+    return count >= 2, (float(count), float(len(layers)))
+
+
+_class_is_high("B.1", "Figure 12", "10a", "3")
+_class_has_largest_total("B.1", "Figure 13", "10a", "3")

@@ -1,0 +1,75 @@
+"""Appendix C: language models.
+
+The counts of characters and symbols are probably those of the whole file as it is published: with its line ends of two
+characters and its byte order mark it has 185,299 bytes, and our 104 symbols of the file become 106.
+"""
+
+from __future__ import annotations
+
+from spotlights_paper.statements.judging import AESOP, WIKITEXT, Found, NotThereError, Verdict, statement
+
+TEXTS = ("paper", "laptop", "quick")
+
+
+def _token(section: str, experiment: str, attribute: str, text: str, low: float, high: float) -> None:
+    @statement(section, "", experiment, text, "{:,.0f}", TEXTS)
+    def _check(found: Found) -> Verdict:
+        ours = float(getattr(found.run, attribute))
+        return low <= ours <= high, (ours,)
+
+
+_token("C.1", WIKITEXT, "train_tokens", "WikiText-2 has about 2 million running words.", 1.9e6, 2.2e6)
+_token("C.1", WIKITEXT, "vocabulary", "Its vocabulary has 33 thousand words.", 32_500, 33_500)
+_token("C.1", AESOP, "train_tokens", "The book has about 185 thousand running characters.", 180_000, 190_000)
+_token("C.1", AESOP, "vocabulary", "Its vocabulary has 107 symbols.", 107, 107)
+
+
+def _finds(section: str, experiment: str, table_number: int, text: str, words: tuple[str, ...]) -> None:
+    """The three best passages by the plain product have one of some words right before «the attended token» ends."""
+
+    @statement(section, f"Table {table_number}", experiment, text, "{:.0f} of 3 by dot, {:.0f} by cosine", TEXTS)
+    def _check(found: Found) -> Verdict:
+        counts = []
+        for kernel in ("dot", "cosine"):
+            ours = next(each for each in found.query(table_number).ours if each.kernel == kernel)
+            shown = [row["text"].split("»")[0].replace("«", "").replace("\n", " ").lower() for row in ours.rows()][:3]
+            counts.append(sum(each.endswith(words) for each in shown))
+        return counts[0] == 3, tuple(map(float, counts))
+
+
+_finds("C.2", AESOP, 2, "The passages are about doing something fast.", ("as fast as",))
+_finds("C.2", AESOP, 3, "The passages have “single” or an adjective, then a word with d.", ("single d", "little d"))
+_finds("C.2", AESOP, 4, "The passages have “at” before a time or a number.", ("at␣",))
+_finds("C.3", WIKITEXT, 5, "The passages are about somebody's contribution.", ("his contribution", "her contribution"))
+_finds(
+    "C.3",
+    WIKITEXT,
+    6,
+    "The passages have “main”, “secondary” or “primary”.",
+    ("her main", "her secondary", "her primary", "her principal"),
+)
+_finds("C.3", WIKITEXT, 7, "The passages judge something.", ("describing it as", "described it as"))
+
+
+def _papers_passages(section: str, experiment: str) -> None:
+    text = "The paper's passages are among ours (at least 6 of 9 among the first 100 positions, by dot)."
+
+    @statement(
+        section, "Tables 2 to 4" if experiment == AESOP else "Tables 5 to 7", experiment, text, "{:.0f} of 9", TEXTS
+    )
+    def _check(found: Found) -> Verdict:
+        ranks = [
+            rank.by_position
+            for query in found.results.tables
+            for passage in query.papers
+            for rank in passage.ranks
+            if (rank.network, rank.kernel) == ("trained", "dot")
+        ]
+        if not ranks:
+            raise NotThereError("no passages of the paper")
+        count = sum(rank <= 100 for rank in ranks)
+        return count >= 6, (float(count),)
+
+
+_papers_passages("C.2", AESOP)
+_papers_passages("C.3", WIKITEXT)

@@ -1,0 +1,197 @@
+"""Sections 5.3, 5.4, B.2 and B.3: two tasks, at once or one after the other."""
+
+from __future__ import annotations
+
+from spotlights_paper.experiments.paper import BEFORE_SWITCH
+from spotlights_paper.statements.judging import (
+    CONTINUAL,
+    JOINT,
+    Found,
+    Verdict,
+    accuracy,
+    rank,
+    share_of_top,
+    statement,
+    top_mean,
+)
+
+# -- 5.3: two tasks at once -------------------------------------------------------------------
+
+accuracy("5.3", JOINT, "mnist")
+accuracy("5.3", JOINT, "fashion-mnist")
+
+
+@statement(
+    "5.3", "Figure 6", JOINT, "For the boot, slots of boots dominate the top 500 of the input layer.", "{:.0%} of them"
+)
+def _boots_dominate(found: Found) -> Verdict:
+    share = share_of_top(found.case("3b"), lambda task, label: (task, label) == (1, 9))[0]
+    return share > 0.5, (share,)
+
+
+def _spreads_over_tasks(section: str, shown: str, experiment: str, figure: str, what: str) -> None:
+    text = f"For {what}, the top scores of layers 1 and 2 are spread more over both tasks than those of layer 0."
+
+    @statement(section, shown, experiment, text, "other task: {:.0%}, {:.0%}, {:.0%} of the top 500")
+    def _check(found: Found) -> Verdict:
+        case = found.case(figure)
+        own = found.results.sources.index(case.source)
+        shares = share_of_top(case, lambda task, label: task != own)
+        return min(shares[1:]) > shares[0], tuple(shares)
+
+
+_spreads_over_tasks("5.3", "Figure 6", JOINT, "3b", "the boot")
+
+
+@statement("5.3", "Figure 9", JOINT, "Digits are among the boot's three top images of layer 2.", "{:.0f} of 3")
+def _digits_on_top(found: Found) -> Verdict:
+    count = sum(image.source == "mnist" for image in found.case("3b").layers[2].pictures)
+    return count > 0, (float(count),)
+
+
+@statement("5.3", "Figure 9", JOINT, "One of these digits is a “9”.", "{:.0f} of 3")
+def _nine_on_top(found: Found) -> Verdict:
+    images = found.case("3b").layers[2].pictures
+    count = sum((image.source, image.label) == ("mnist", 9) for image in images)
+    return count > 0, (float(count),)
+
+
+@statement(
+    "5.3", "Figure 7", JOINT, "In the input layer, coats have the largest total, not boots.", "coats {:.2f} × boots"
+)
+def _coats(found: Found) -> Verdict:
+    totals = found.case("3b").layers[0].absolute
+    return int(totals.argmax()) == 14, (float(totals[1, 4] / totals[1, 9]),)
+
+
+@statement(
+    "5.3",
+    "Figure 7",
+    JOINT,
+    "In later layers boots have a larger part of the total than in the input layer.",
+    "{:.1%}, {:.1%}, {:.1%}",
+)
+def _boots_rise(found: Found) -> Verdict:
+    shares = [float(layer.absolute[1, 9] / layer.absolute.sum()) for layer in found.case("3b").layers]
+    return min(shares[1:]) > shares[0], tuple(shares)
+
+
+@statement(
+    "5.3", "Figure 7", JOINT, "In later layers, boots have the largest total of all classes.", "ranks {:.0f}, {:.0f}"
+)
+def _boots_first(found: Found) -> Verdict:
+    ranks = [rank(layer.absolute, (1, 9)) for layer in found.case("3b").layers[1:]]
+    return max(ranks) == 1, tuple(map(float, ranks))
+
+
+# -- 5.4: one task after the other ------------------------------------------------------------
+
+accuracy("5.4", CONTINUAL, "fashion-mnist")
+accuracy("5.4", CONTINUAL, "mnist")
+
+
+@statement("5.4", "", CONTINUAL, f"MNIST before the second task: {BEFORE_SWITCH:.0f} %.", "{:.1f} %")
+def _before_the_switch(found: Found) -> Verdict:
+    ours = 100 * found.results.masks[0].accuracy["mnist"]
+    return abs(ours - BEFORE_SWITCH) <= 1, (ours,)
+
+
+@statement(
+    "5.4",
+    "",
+    CONTINUAL,
+    "With the slots of Fashion-MNIST masked, MNIST is as good as before the second task (within a point).",
+    "{:+.1f} points",
+)
+def _mask(found: Found) -> Verdict:
+    masks = found.results.masks
+    masked = next(m for m in masks if m.masked == "fashion-mnist" and len(m.layers) == len(found.results.layers))
+    change = 100 * (masked.accuracy["mnist"] - masks[0].accuracy["mnist"])
+    return abs(change) <= 1, (change,)
+
+
+@statement(
+    "5.4",
+    "",
+    CONTINUAL,
+    "Digits attend strongly to slots of Fashion-MNIST (at least a third of their totals, in every layer).",
+    "{:.0%}, {:.0%}, {:.0%}",
+)
+def _interference(found: Found) -> Verdict:
+    shares = [p.share for p in found.results.cross_task if (p.test, p.train) == ("mnist", "fashion-mnist")]
+    return min(shares) >= 1 / 3, tuple(shares)
+
+
+@statement("5.4", "Figure 10", CONTINUAL, "There are ones that are answered 3.", "{:.0f} of all forgotten ones")
+def _ones_become_threes(found: Found) -> Verdict:
+    count = float(found.results.forgetting.answered[1, 3])
+    return count > 0, (count,)
+
+
+# -- B.2 and B.3 ----------------------------------------------------------------------------------
+
+
+def _there_is(section: str, shown: str, experiment: str, figure: str, text: str) -> None:
+    @statement(section, shown, experiment, text, "true of {:.0%} of 60 such images")
+    def _check(found: Found) -> Verdict:
+        case = found.case(figure)
+        return case.fits, (case.fitting,)
+
+
+_there_is("B.2", "Figure 14", JOINT, "10b", "There is a dress, rightly answered, without digits among its top images.")
+_there_is(
+    "B.2",
+    "Figures 17, 19",
+    JOINT,
+    "10c",
+    "There is a sandal, rightly answered, with a “5” among its top images and another class ahead in the last layer.",
+)
+_there_is(
+    "5.4, B.3",
+    "Figure 22",
+    CONTINUAL,
+    "10d",
+    "There is a “1”, answered 3, for which dresses (class 3) have the largest total of all in layer 2.",
+)
+
+
+@statement(
+    "B.3",
+    "Figures 21, 22",
+    CONTINUAL,
+    "In the input layer, ones and dresses have high scores for this “1” (among the five highest of twenty).",
+    "ranks {:.0f}, {:.0f}",
+)
+def _ones_and_dresses(found: Found) -> Verdict:
+    top = top_mean(found.case("10d").layers[0])
+    ranks = rank(top, (0, 1)), rank(top, (1, 3))
+    return max(ranks) <= 5, tuple(map(float, ranks))
+
+
+_spreads_over_tasks("B.3", "Figure 21", CONTINUAL, "10d", "this “1”")
+
+
+@statement(
+    "B.3",
+    "Figure 22",
+    CONTINUAL,
+    "The same by totals: the smaller task's part grows from layer 0 to layers 1 and 2.",
+    "smaller part: {:.0%}, {:.0%}, {:.0%}",
+)
+def _totals_spread(found: Found) -> Verdict:
+    tasks = [layer.absolute.sum(axis=1) for layer in found.case("10d").layers]
+    smaller = [float(each.min() / each.sum()) for each in tasks]
+    return min(smaller[1:]) > smaller[0], tuple(smaller)
+
+
+@statement("5.4, B.3", "Figures 23–25", CONTINUAL, "The dress is answered rightly.", "answer {:.0f}")
+def _dress_is_right(found: Found) -> Verdict:
+    return found.case("10e").right, (float(found.case("10e").output),)
+
+
+_spreads_over_tasks("5.4", "Figure 24", CONTINUAL, "10e", "the dress, as for the boot")
+
+
+@statement("B.3", "Figures 26–28", CONTINUAL, "There is a “7” that is still answered rightly.", "answer {:.0f}")
+def _seven_is_right(found: Found) -> Verdict:
+    return found.case("10f").right, (float(found.case("10f").output),)

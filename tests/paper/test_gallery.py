@@ -1,0 +1,85 @@
+"""The gallery: the paper's figures and tables in its order, from finished runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from real_data import need
+from spotlights_paper.experiments.running import load_results, run_experiment, save_results
+from spotlights_paper.report import write_report
+from spotlights_paper.report.case_figures import FIGURES, attention_figure
+from spotlights_paper.report.gallery import CASES, covers, exhibits
+from spotlights_paper.report.schematic import both_forms
+from spotlights_paper.statements import STATEMENTS
+
+pytestmark = pytest.mark.usefixtures("load_once")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("mnist")
+    torch.set_num_threads(1)
+    folder = run_experiment("mnist-single", preset="quick", out=tmp_path_factory.mktemp("gallery") / "r", keep=False)
+    results = load_results(folder)
+    save_results(replace(results, cases=results.cases[:1]), folder)
+    return folder
+
+
+def test_the_cases_are_all_figures_from_3_to_28_but_the_schematics():
+    assert set(CASES) == set(FIGURES)
+    assert sorted(number for numbers in FIGURES.values() for number in numbers) == [*range(4, 10), *range(11, 29)]
+
+
+def test_a_statement_is_shown_beside_the_figures_it_names():
+    assert covers("Figures 17, 19", "Figure", [19])
+    assert covers("Figures 23–25", "Figure", [24])
+    assert covers("Figure 8a", "Figure", [8])
+    assert covers("Tables 2 to 4", "Table", [3])
+    assert not covers("Tables 2 to 4", "Figure", [3])
+    assert not covers("Figure 22", "Figure", [2])
+    numbers = [number for some in FIGURES.values() for number in some] + [3, 10]
+    for statement in STATEMENTS:
+        if statement.shown.startswith("Figure"):
+            assert covers(statement.shown, "Figure", numbers)
+
+
+def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path: Path, quick_figures: None):
+    found = exhibits([single])
+    titles = [each.title for each in found]
+    assert titles[:3] == [
+        "Figures 1 and 2: one layer, two forms",
+        "Figures 3a, 4, 5, 8",
+        "Table 1: the class with the most attention",
+    ]
+    assert found[1].judged
+    assert found[1].command == "spotlights run mnist-single --preset quick --seed 0"
+    write_report([single], tmp_path)
+    page = (tmp_path / "gallery.html").read_text(encoding="utf-8")
+    assert all(title in page for title in titles)
+    assert page.count("<img") == sum(len(each.pictures) for each in found)
+
+
+def test_figures_1_and_2_have_terms_that_add_up_to_the_logit(single: Path):
+    results = load_results(single)
+    case = results.cases[0]
+    figure = both_forms(results, case, steps=10).figure
+    words = [text.get_text() for text in figure.axes[0].texts]
+    terms = [float(each.replace("−", "-")) for each in words if each[:1] in "+−" and "." in each]
+    assert sum(terms) == pytest.approx(case.layers[-1].pushed[0].logit, abs=1e-3)
+    assert sum("logit of" in each for each in words) == 2
+
+
+def test_totals_of_the_input_layer_add_up_sizes(single: Path):
+    results = load_results(single)
+    case = results.cases[0]
+    layers = [replace(layer, totals=-layer.totals) for layer in case.layers]  # as for an image of opposite sign
+    axes = attention_figure(results, replace(case, layers=layers)).axes
+    bars = next(each for each in axes if each.get_title(loc="left") == "total |score|").patches
+    heights = sorted(bar.get_height() for bar in bars)
+    np.testing.assert_allclose(heights[-10:], sorted(case.layers[0].absolute[0]), rtol=1e-6)
+    assert min(heights) >= 0
