@@ -19,7 +19,8 @@ INTRODUCTION = """# The paper, figure by figure
 K. Irie, R. Csordás, J. Schmidhuber, *The Dual Form of Neural Networks Revisited: Connecting Test Time Predictions to
 Training Patterns via Spotlights of Attention* (ICML 2022): its figures and tables in its order. Each has what the paper
 shows, in our words; ours; and the verdicts of the paper's statements about it, with our number as the mean over the
-runs. A statement's bound was set once, from the paper's wording, and nothing is tuned to a statement.
+runs. A statement's bound is taken from the paper's wording. Two second readings and the check of Table 4 were
+added after the first verdicts were seen.
 [The remarks](remarks.md) have a page of their own, and so have [the experiments](../reproduction.md) and what differs.
 
 The one command that makes it all is `spotlights reproduce` (`--seeds 1` for one seed); `spotlights report RUN…` writes

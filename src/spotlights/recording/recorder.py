@@ -90,7 +90,7 @@ def record(
             too large to store completely. Totals, contributions and influence are then estimates with standard errors;
             weights, masks and verify need all slots. Contributions need SGD.
         sample_steps: the same for whole steps. The step log has all steps.
-        keep: "recipe" keeps checkpoints and the examples of each step instead of slots, which costs next to nothing.
+        keep: "recipe" keeps checkpoints and the examples of each step instead of slots, which takes far less room.
             `sl.open(path, model=…, recompute=loss)` computes the slots again (docs/recipes.md). Needs
             `recorder.batch(example=…)` before each forward pass.
         checkpoint_every: of a recipe: the steps between two checkpoints; "auto" spends at most 5 % of the time on them.

@@ -1,8 +1,8 @@
 """A directory as a store: reads that cannot kill the process, writes past the page cache, renames as commits.
 
 Nothing is mapped: a mapped file that another process shortens kills whoever reads it. Bytes are read into memory of our
-own, as quickly as a map would give them (`benchmarks/query.py --mapped`), and a file that is not the one that was first
-read is an error. The process that writes a memory holds the directory by a descriptor, wherever it is moved.
+own (`benchmarks/query.py --mapped` compares the speed), and a file that is not the one that was first read is an
+error. The process that writes a memory holds the directory by a descriptor, wherever it is moved.
 """
 
 from __future__ import annotations
