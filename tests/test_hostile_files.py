@@ -116,7 +116,16 @@ def test_no_text_of_a_run_becomes_markup_in_its_report(stolen: Path, tmp_path: P
         "spaced": True,
         "note": "",
     }
-    results["tables"] = [{"number": 1, "query": "", "source": "", "position": 1, "papers": ["a"], "ours": [ours]}]
+    results["tables"] = [
+        {
+            "number": 1,
+            "query": "",
+            "source": "",
+            "position": 1,
+            "papers": [{"position": 1, "text": "a", "ranks": []}],
+            "ours": [ours],
+        }
+    ]
     (stolen / "results.json").write_text(json.dumps(strings_replaced(results, SCRIPT)), encoding="utf-8")
     done = report(stolen, tmp_path / "rep")
     assert done.exit_code == 0, done.output

@@ -38,7 +38,8 @@ class Asked:
         settings["layer"] = (settings["layer"] or list(self.spot)[-1]) if layered else None
         settings["target"] = self.target_name(settings["target"]) if signed else None
         said = self.query.described(self.spot.output)["said_name"]
-        return {**about, "query": self.query.name, "settings": settings, "network says": said}
+        place = {"memory": self.memory.view.reader.address}
+        return {**about, **place, "query": self.query.name, "settings": settings, "network says": said}
 
     def measure(self, name: str, layer: str | None, target: str | None) -> Any:
         """A measure of one layer, by default the last; of all layers for influence and history."""

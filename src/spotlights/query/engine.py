@@ -45,6 +45,11 @@ class Engine(ABC):
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         """The filled reducers of each plan. The plans themselves stay as they are."""
 
+    @property
+    def of_the_whole(self) -> Engine:
+        """An engine for what a question must know of the whole memory, whoever answers the question itself."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class _Job:

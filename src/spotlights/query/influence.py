@@ -203,7 +203,7 @@ class Influence(OverLayers):
         parts = []
         for part in self._parts:
             whole = as_of(part.view.reader, Everything(), part.view.until)
-            parts.append(part.seen_from(replace(part.view, selection=whole)))
+            parts.append(part.seen_from(replace(part.view, selection=whole, engine=part.view.engine.of_the_whole)))
         total = Influence(parts, self._owners, inputs=self._inputs).totals("example")
         known = torch.tensor([group is not None for group in total.groups])
         return total.values[:, known].std(dim=1, correction=0)

@@ -59,6 +59,10 @@ class Shard(Engine):
                 self._plans.append(_described(plan))
         return filled
 
+    @property
+    def of_the_whole(self) -> Engine:
+        return Threads()
+
     def save(self, path: str | Path, about: Any = None) -> None:
         """Writes what has been answered so far.
 
@@ -102,6 +106,10 @@ class Merged(Engine):
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         others = iter(Threads().run([plan for plan in plans if not _is_divided(plan)], reader))
         return [self._merged(plan, reader) if _is_divided(plan) else next(others) for plan in plans]
+
+    @property
+    def of_the_whole(self) -> Engine:
+        return Threads()
 
     def _merged(self, plan: Plan, reader: MemoryReader) -> tuple[Reducer, ...]:
         number, known = self._next, self._described["plans"]
