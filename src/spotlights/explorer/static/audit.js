@@ -5,7 +5,7 @@ import { controls, rowsOf, theAnswer } from "./answer.js";
 import { $, datum, explain, fill, h, percent, problem, shown, waits } from "./dom.js";
 import { NOT_RETRAINING, touched } from "./mask.js";
 import { spell } from "./selections.js";
-import { ask_about, change, maskParts, maskText, state } from "./state.js";
+import { ask_about, change, looking, maskParts, maskText, state } from "./state.js";
 import { download } from "./svg.js";
 
 const COUNT = 60;
@@ -27,7 +27,9 @@ export async function showAudit(keys) {
   const panel = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Adding up the errors of every visit …"));
   fill($("view"), panel);
   try {
-    ({ suspects } = await ask("audit", { top: COUNT, where: state.where }, "audit"));
+    const found = await ask("audit", { top: COUNT, where: state.where }, "audit");
+    if (!looking("audit")) return;
+    suspects = found.suspects;
     listed = state.where;
     controls();
     draw();
@@ -83,10 +85,10 @@ function affected(row) {
     fill($("affected"), h("span", { class: "quiet" }, "Asking all test inputs …"));
     try {
       const found = await ask("accuracy", { mask: `example=${row.example}` }, "accuracy", waits($("affected"), "Still preparing."));
-      if (current() !== row) return;
+      if (current() !== row || !$("affected")) return;
       fill($("affected"), h("p", { id: "affected-answer" }, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs with and without it: `, h("b", {}, percent(found.with.all)), " and ", h("b", {}, percent(found.without.all)), found.worse.length + found.better.length ? "" : ". No answer moves by more than 1 %."), touched("Less sure of the right answer without it", found.worse, "against"), touched("Surer of the right answer without it", found.better, "for"));
     } catch (error) {
-      if (!(error instanceof Replaced)) fill($("affected"), problem(error, see));
+      if (!(error instanceof Replaced) && $("affected")) fill($("affected"), problem(error, see));
     }
   };
   fill($("affected"), h("button", { id: "see-affected", onclick: see }, "Which test inputs change without it?"));

@@ -4,7 +4,7 @@ import { asked, controls, rowsOf, sumParts, sumRows } from "./answer.js";
 import { ask, Replaced } from "./api.js";
 import { waterfall } from "./charts.js";
 import { $, fill, h, percent, problem, shown, visible } from "./dom.js";
-import { state } from "./state.js";
+import { looking, state } from "./state.js";
 import { responsive, takeAway } from "./svg.js";
 
 let run;
@@ -23,6 +23,7 @@ export async function showCompare() {
     const target = state.target || String((await ask("query", { q: state.q, at: state.at })).said);
     const wanted = asked({ top: 24, target, where: "" });
     const [first, second, one, two] = await Promise.all([ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("query", { q: state.q, at: state.at }), ask("other/query", { q: state.q, at: state.at })]);
+    if (!looking("compare")) return;
     pair = [{ title: run.title, found: first, answer: one }, { title: other.title, found: second, answer: two }];
     controls();
     draw();

@@ -4,7 +4,7 @@ import { column, controls, look, rowsOf, theAnswer } from "./answer.js";
 import { ask, Replaced } from "./api.js";
 import { line, overSteps } from "./charts.js";
 import { $, choose, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
-import { change, state } from "./state.js";
+import { change, looking, state } from "./state.js";
 import { colour, responsive, s, takeAway } from "./svg.js";
 
 const [WINDOW, TICK] = [40, 90];
@@ -29,6 +29,7 @@ export async function showHistory(keys) {
   fill($("view"), place);
   try {
     found = await ask("history", asked(), "history", waits(place, "Going back over all of training, once for this answer: about as long as the training took."));
+    if (!looking("history")) return;
     controls();
     lay();
     draw();

@@ -3,7 +3,7 @@
 import { column, controls, layer, look, measure, peek, rowsOf, targetName, theAnswer } from "./answer.js";
 import { ask, Replaced } from "./api.js";
 import { $, choose, fill, h, percent, problem, shown, signed, waits } from "./dom.js";
-import { change, maskParts, maskText, state } from "./state.js";
+import { change, looking, maskParts, maskText, state } from "./state.js";
 import { colour, responsive, takeAway } from "./svg.js";
 
 const [MOVING, MOST_MASKED, NEAR] = [700, 400, 12];
@@ -30,6 +30,7 @@ export async function showMap(keys) {
   try {
     const told = waits($("map-note"), "Finding two directions, once for each layer.");
     const [places, light] = await Promise.all([ask("map", { layer: layer(), per }, "map", told), ask("lamp", { q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "" }, "lamp", told)]);
+    if (!looking("map")) return;
     const before = map;
     map = { ...places, examples: bytes(places.examples, BigInt64Array), at: bytes(places.places, Uint16Array), groups: bytes(places.groups, Uint8Array) };
     lamp = { ...light, values: bytes(light.values, Float32Array) };
@@ -37,11 +38,12 @@ export async function showMap(keys) {
     controls();
     tell();
     if (before && before.layer !== map.layer && before.count === map.count) await move(before);
+    if (!looking("map")) return;
     chosen = null;
     resize();
     showChosen();
   } catch (error) {
-    if (!(error instanceof Replaced)) fill($("map-note"), problem(error, () => showMap(["view"])));
+    if (!(error instanceof Replaced) && looking("map")) fill($("map-note"), problem(error, () => showMap(["view"])));
   }
 }
 
@@ -207,6 +209,7 @@ async function showChosen() {
   const number = (value) => (measure().signed ? signed(value) : shown(value));
   const parts = Object.entries(some.reduce((counts, point) => { const group = run.groups[map.per]?.[map.groups[point]]; if (group) counts[group.name] = (counts[group.name] ?? 0) + 1; return counts; }, {})).sort((a, b) => b[1] - a[1]).slice(0, 8);
   const rows = await Promise.all(biggest.map(async (point) => { const example = Number(map.examples[point]); const facts = await ask(`examples/${example}`).catch(() => null); return { example, value: lamp.values[point], shown: facts?.shown, ...(facts?.columns ?? {}) }; }));
+  if (!looking("map")) return;
   const out = () => { const held = maskParts(); change({ view: "", mask: maskText({ ...held, example: [...new Set([...(held.example ?? []), ...ids])] }) }); };
   fill($("chosen"), h("h2", {}, chosen ? `${some.length.toLocaleString("en")} examples in the line add ${number(sum)}` : "The brightest points",
       h("span", { class: "quiet" }, chosen ? `of ${number(all)} from all ${map.count.toLocaleString("en")}${parts.length ? `; ${map.per} ${parts.map(([name, count]) => `${name}: ${count.toLocaleString("en")}`).join(", ")}` : ""}` : ""),

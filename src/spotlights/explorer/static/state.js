@@ -8,6 +8,9 @@ const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "ope
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];
 
+/** Whether somebody who waited for an answer still looks at the view that asked. */
+export const looking = (view) => state.view === view;
+
 export function onChange(listener) {
   listeners.push(listener);
 }
