@@ -32,11 +32,14 @@ class Commands(TyperGroup):
                     as_python_does(message, category, *place, **more)
 
             warnings.showwarning = show
+            engine = os.environ.get("SPOTLIGHTS_ENGINE", "")
             try:
                 return super().invoke(ctx)
             except SpotlightsError as error:
                 _say(str(error), "red")
                 raise typer.Exit(2) from None
+            finally:
+                os.environ["SPOTLIGHTS_ENGINE"] = engine  # --engine is for one command
 
 
 def _say(message: str, style: str) -> None:
@@ -101,11 +104,9 @@ def optional(*names: str, help: str, **limits: Any) -> Any:
     return typer.Option(*names, help=help, show_default=False, **limits)
 
 
-def _use_engine(context: typer.Context, engine: str | None) -> str | None:
+def _use_engine(engine: str | None) -> str | None:
     """For every memory that the command opens."""
     if engine is not None:
-        before = os.environ.get("SPOTLIGHTS_ENGINE", "")
-        context.call_on_close(lambda: os.environ.update(SPOTLIGHTS_ENGINE=before))
         os.environ["SPOTLIGHTS_ENGINE"] = engine
     return engine
 
