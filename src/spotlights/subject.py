@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import UInt8
@@ -38,6 +38,7 @@ SAME = 0.01
 """Relative difference up to which a parameter of the model counts as the recorded one; float16 may round."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """From text to the numbers that the model takes, and back."""
 

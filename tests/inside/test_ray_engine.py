@@ -137,8 +137,8 @@ def test_the_command_line_and_the_environment_name_an_engine(
     threads = CliRunner().invoke(app, command)
     assert not ray.is_initialized()
     by_ray = CliRunner().invoke(app, [*command, "--engine", "ray://host:10001"])
+    assert by_ray.exit_code == threads.exit_code == 0, (by_ray.output, threads.exception, by_ray.exception)
     assert ray.initialized_with == "ray://host:10001"
-    assert by_ray.exit_code == threads.exit_code == 0, by_ray.output
     assert_close(json.loads(by_ray.stdout), json.loads(threads.stdout))
     assert sl.open(tmp_path / "run").view.engine == sl.open(tmp_path / "run").on("threads").view.engine
     monkeypatch.setenv("SPOTLIGHTS_ENGINE", "ray")
