@@ -18,7 +18,8 @@ demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memor
 
 # Some of it once more with every annotated shape and type checked at every call, which takes three times as long.
 SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
-SHAPED := tests/inside $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots \
+SHAPED := $(addprefix tests/inside/test_,$(addsuffix .py,backward dual_form layer_adapters memory_format reducers storage \
+	sweep update_rules)) $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots \
 	attend attention contributions influence passages folding))
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests

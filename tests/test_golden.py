@@ -9,7 +9,7 @@ import math
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,11 @@ class Elsewhere(Engine):
     """Pickles each plan and runs it from the pickle on a freshly opened memory, as another machine would."""
 
     open: Any
+    opened: dict[str, Any] = field(default_factory=dict)
 
     def run(self, plans: Sequence[Any], reader: Any) -> list[Any]:
-        fresh = self.open(reader.address).view.reader
+        fresh = self.opened.get(reader.address) or self.open(reader.address).view.reader
+        self.opened[reader.address] = fresh
         unpickled = [pickle.loads(pickle.dumps(plan)) for plan in plans]
         return pickle.loads(pickle.dumps(Threads().run(unpickled, fresh)))
 
