@@ -16,14 +16,14 @@ help:  ## this list
 demo: $(STAMPS)/demo,explore  ## train on MNIST with recording, verify the memory, explain three test images
 	$(BIN)/spotlights demo
 
-# Some of it once more with every annotated shape and type checked at every call, which takes three times as long.
+# The mathematics is tested with every annotated shape and type checked at every call, which takes three times as long.
 SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
 SHAPED := $(addprefix tests/inside/test_,$(addsuffix .py,backward dual_form layer_adapters memory_format reducers storage \
 	sweep update_rules)) $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots \
 	attend attention contributions influence passages folding))
 # Two processes with one thread each: small networks gain nothing from threads.
 test: $(STAMPS)/test chromium  ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(SHAPED))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SHAPES) $(SHAPED)
 
 # Each round draws other examples for the tests of "for all" claims; a failure prints how to get it back.
