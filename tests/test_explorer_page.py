@@ -194,11 +194,25 @@ def test_hovering_a_picture_marks_its_visits_in_time(page: Page):
     page.wait_for_function("before => document.querySelectorAll('#time path').length === before", arg=before)
 
 
+def point(page: Page, selector: str, place: int) -> None:
+    """Moves the mouse over a part of a chart that may be drawn again meanwhile: Playwright's hover would refuse it."""
+    found = page.wait_for_function(
+        """([selector, place]) => {
+            const part = document.querySelectorAll(selector)[place];
+            part?.scrollIntoView({ block: "center" });
+            const { x, y, width, height } = part?.getBoundingClientRect() ?? {};
+            return width && [x + width / 2, y + height / 2];
+        }""",
+        arg=[selector, place],
+    )
+    page.mouse.move(*found.json_value())
+
+
 def test_hovering_every_part_of_every_chart_of_the_answer_does_no_harm(page: Page):
     for selector in ("#waterfall .row", "#mosaic .tile", "#cumulative svg", "#time .brush"):
         for place in range(min(4, page.locator(selector).count())):
             for _ in range(2):
-                page.hover(f"{selector} >> nth={place}", force=True)
+                point(page, selector, place)
     page.mouse.move(0, 0)
     page.wait_for_function("() => document.getElementById('peek').hidden")
 
