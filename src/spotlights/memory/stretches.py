@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,15 +20,17 @@ import numpy as np
 from jaxtyping import UInt8
 from torch import Tensor
 
-from spotlights.errors import UnsupportedError
-from spotlights.memory.files import FileTensors, read_manifest
+from spotlights.errors import MemoryFormatError, UnsupportedError
+from spotlights.memory.files import check_content, read_manifest
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import Manifest
-from spotlights.memory.reader import MemoryReader, Part, StepLog, joined
+from spotlights.memory.reader import MemoryReader, Part, StepLog, joined, read_weights
 from spotlights.memory.store import LocalStore, Store
 
 T = TypeVar("T")
 _FOLDER, _ENDING = "recipes", ".memory"
+_STRETCH = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
+"""Nothing else in the directory is ever deleted."""
 _TRIES = 3
 
 
@@ -80,7 +83,7 @@ class StretchCache:
         A scan reads the stretches of a recipe in their order. Deleting the oldest, the next scan would find none.
         """
         with self._lock:
-            sizes = {path: _segment_bytes(path) for path in self._root.glob(f"*{_ENDING}")}
+            sizes = {p: _segment_bytes(p) for p in self._root.glob("*") if _STRETCH.fullmatch(p.name)}
             ages = {path: path.stat().st_mtime_ns for path in sizes if path.exists()}
             others = sorted((p for p in ages if p not in self._own), key=lambda path: ages[path])
             own = sorted((p for p in ages if p in self._own and p != made), key=lambda path: -ages[path])
@@ -106,8 +109,23 @@ def finished(store: Store, steps: int) -> Manifest | None:
     """The manifest of a stretch of so many steps that has been computed; its segments may be gone."""
     if not store.exists(names.MANIFEST):
         return None
-    manifest = read_manifest(store)[0]
+    try:
+        manifest = read_manifest(store)[0]
+    except MemoryFormatError:  # damaged: the stretch is computed again
+        store.delete(names.MANIFEST)
+        return None
     return manifest if manifest.recomputed is not None and manifest.steps == steps else None
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Says of a damaged file that it can be made again."""
+    try:
+        yield
+    except MemoryFormatError as error:
+        raise MemoryFormatError(
+            f"{error} Or delete it: it is in the cache of a recipe, and will be computed again."
+        ) from error
 
 
 class StretchReader(MemoryReader):
@@ -142,7 +160,8 @@ class StretchReader(MemoryReader):
         return self._recipe.final
 
     def _initial_of(self, part: Part) -> Mapping[str, Tensor]:
-        return FileTensors(part.store, part.manifest.initial)
+        with _told():
+            return read_weights(part.store, part.manifest.initial, part.manifest)
 
     def need_files(self) -> None:
         raise UnsupportedError(
@@ -151,7 +170,15 @@ class StretchReader(MemoryReader):
         )
 
     def damaged(self) -> list[str]:
-        return self._recipe.damaged()
+        sentences = self._recipe.damaged()
+        for part in self._parts:
+            for entry in (part.manifest.initial, *part.manifest.segments):
+                try:
+                    with _told():
+                        check_content(part.store, entry)
+                except MemoryFormatError as error:
+                    sentences.append(str(error))
+        return sentences
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         start = f"{layer}/{parameter}/"

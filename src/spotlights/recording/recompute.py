@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from spotlights.errors import ResumeError, SpotlightsWarning, UnsupportedError
+from spotlights.errors import ResumeError, SettingError, SpotlightsWarning, UnsupportedError
 from spotlights.memory.files import Committed, read_manifest
 from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
@@ -33,7 +33,9 @@ Told = Callable[[float], object]
 """Is told the share that is done."""
 
 
-def record(source: Source, store: Store, steps: range, told: Told = lambda share: None) -> float:
+def record(
+    source: Source, store: Store, steps: range, told: Told = lambda share: None, *, overwrite: bool = True
+) -> float:
     """Records some steps as a memory that counts from 0; returns how far off the weights were at most."""
     entry = source.reader.manifest.recipe
     assert entry is not None
@@ -46,7 +48,7 @@ def record(source: Source, store: Store, steps: range, told: Told = lambda share
         sample=1.0,
         sample_steps=1.0,
         resume=False,
-        overwrite=True,
+        overwrite=overwrite,
         segment_bytes=SEGMENT_BYTES,
     )
     run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
@@ -113,6 +115,8 @@ class Recomputation:
     def reader(self, told: Told = lambda share: None) -> StretchReader:
         """All slots as one memory; computes the stretches that have never been computed."""
         bounds = self._source.bounds
+        if len(bounds) < 2:
+            raise UnsupportedError(f"{self._source.reader.address} is a recipe without steps: it has no slots yet.")
         parts = []
         for first, end in pairwise(bounds):
             stretch = range(first, end)
@@ -134,10 +138,12 @@ class Recomputation:
             )
         return reader
 
-    def record(self, store: Store, steps: range, told: Told) -> None:
+    def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""
+        if store.is_same_place(self._source.reader.store):
+            raise SettingError(f"{store} is the recipe itself. Choose another path for its slots.")
         with self._lock:
-            record(self._source, store, steps, told)
+            record(self._source, store, steps, told, overwrite=overwrite)
 
     @property
     def steps(self) -> int:
