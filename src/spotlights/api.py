@@ -249,7 +249,7 @@ class Memory:
         model: nn.Module,
         inputs: Any,
         *,
-        layers: Sequence[str] | None = None,
+        layers: str | Sequence[str] | None = None,
         kernel: str = "dot",
         part: str | None = None,
     ) -> Spotlights:
@@ -271,14 +271,14 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        entries = reader.manifest.layers
+        entries, layers = reader.manifest.layers, [layers] if isinstance(layers, str) else layers
         if layers is not None:
             entries = {name: entry for name, entry in entries.items() if name in layers or entry.turned}
         forward = ForwardPass(model, inputs, entries)
         for name in layers or ():
             if name not in forward.transposed_uses:
                 reader.layer(name)  # an unknown one gets its error here
-        differs = what_differs(self.view, forward, list(entries))
+        differs = what_differs(self.view, forward.parameters, list(entries))
         attentions = {
             name: Attention(self.view, reader.layers[name], forward, kernel, part=part, differs=differs)
             for name, entry in entries.items()
