@@ -4,7 +4,7 @@ from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.suspects import Suspects
-from spotlights.results.tables import Printable, build, frame, printable, shown
+from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
 
 __all__ = [
     "Curve",
@@ -19,6 +19,7 @@ __all__ = [
     "Printable",
     "Rest",
     "Suspects",
+    "TitledTable",
     "Top",
     "Totals",
     "build",
