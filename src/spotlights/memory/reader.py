@@ -309,10 +309,15 @@ class MemoryReader:
                 made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return made
 
-    def damaged(self) -> list[str]:
-        """Reads every file and compares it with its checksum; returns a sentence for each file that has changed."""
+    @property
+    def files(self) -> int:
+        """How many files `damaged` reads."""
+        return sum(1 for _ in self._files())
+
+    def damaged(self, among: slice = slice(None)) -> list[str]:
+        """Reads all files, or some, and compares them with their checksums; a sentence for each that has changed."""
         sentences = []
-        for store, entry in self._files():
+        for store, entry in list(self._files())[among]:
             try:
                 check_content(store, entry)
             except MemoryFormatError as error:
