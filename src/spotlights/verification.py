@@ -132,6 +132,7 @@ def verify(
     """Compares the parameters that a view makes up with the trained ones; arguments as for `Memory.verify`."""
     reader = view.reader
     with _damage_named(reader, files=files):
+        reader.need_recording("To verify weights takes")
         if reader.manifest.fold is not None or reader.manifest.sample is not None:
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None

@@ -105,8 +105,6 @@ class LayerInfluence(Contributions):
     def note(self) -> str:
         storage = self.recorded.storage
         more = f"; stored as {storage.name}" if storage.lossy else ""
-        again = self.view.reader.manifest.recomputed_note
-        more += "" if again is None else f"; {again}"
         more += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
         return (
             "an estimate of what leaving examples out would take away: ranks and signs count, "
@@ -162,7 +160,8 @@ class Influence(OverLayers):
             notes.append('without the joint estimate, which would take long (rule="both")')
         if self._left_out:
             notes.append(f"not estimated through {', '.join(self._left_out)}")
-        return "; ".join(filter(None, notes))
+        notes.append(self._parts[0].view.reader.manifest.slots_note)
+        return "; ".join(dict.fromkeys(filter(None, notes)))
 
     @property
     def rule(self) -> str:
