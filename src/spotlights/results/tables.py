@@ -68,6 +68,11 @@ class TitledTable:
         if self.note is not None:
             yield Text(printable(self.note), "dim")
 
+    def __rich_measure__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        return Measurement.get(console, options, self.body)
+
 
 def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> TitledTable:
     """A table for the terminal; numbers are set to the right."""
