@@ -1,7 +1,7 @@
 """Influence from several runs: the mean, and how far runs that differ in nothing but their seed disagree.
 
-One run's estimate knows the network that this seed led to. What depends on the seed is noise for whoever retrains, and the
-mean over runs has less of it.
+One run's estimate is about the network that its seed led to. What depends on the seed is noise for whoever retrains,
+and the mean over runs has less of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spotlights.errors import SettingError
+from spotlights.errors import SettingError, UnsupportedError
 from spotlights.query.forward import Target
 from spotlights.query.influence import Influence
 from spotlights.query.measured import LayerMeasured, Measured, Question
@@ -85,8 +85,12 @@ class RunsInfluence(Measured):
         """Of shape (queries, examples), in the order of `totals("example").groups`."""
         return self.totals("example").numpy()
 
+    def rank(self, totals: Totals, k: int = 10, *, largest: bool = True) -> Top:
+        """The k groups with the largest (or smallest) of some totals; what they have in common, the first run says."""
+        return self.runs[0].rank(totals, k, largest=largest)
+
     def _layers(self) -> Sequence[LayerMeasured]:
-        return [part for run in self.runs for part in run._layers()]
+        raise UnsupportedError("Each run has layers of its own: ask one of `.runs`.")
 
     def __repr__(self) -> str:
         return f"RunsInfluence({len(self)} inputs; {self.note})"
