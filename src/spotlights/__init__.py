@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from spotlights._version import __version__
 
 if TYPE_CHECKING:
-    from spotlights.api import Memory, open
+    from spotlights.api import Memory, observe, open
     from spotlights.dual import DualLinear
     from spotlights.dual_form import dot_attention
     from spotlights.errors import (
@@ -68,6 +68,7 @@ __all__ = [
     "__version__",
     "dot_attention",
     "influence",
+    "observe",
     "open",
     "record",
     "register_layer",
@@ -106,6 +107,7 @@ _HOMES = {
     "influence": "spotlights.query.runs",
     "Shard": "spotlights.query.parts",
     "Memory": "spotlights.api",
+    "observe": "spotlights.api",
     "open": "spotlights.api",
     "Recorder": "spotlights.recording",
     "record": "spotlights.recording",

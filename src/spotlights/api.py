@@ -39,6 +39,7 @@ from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
+from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
 from spotlights.results import ExampleVisits, Label, Suspects
@@ -74,6 +75,51 @@ def open(
     if model is None or recompute is None or reader.manifest.recipe is None:  # other memories have their slots
         return Memory(view)
     return Memory(view, Recomputation(Source(reader, model, recompute, optimizer), kept))
+
+
+def observe(
+    model: nn.Module,
+    loss: Loss,
+    ids: Any,
+    path: str | Path,
+    *,
+    checkpoints: Sequence[Checkpoint] = (),
+    columns: Mapping[str, Any] | None = None,
+    batch: int = 128,
+    layers: str | Sequence[str] | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda share: None,
+) -> Memory:
+    """Writes a memory of a network that is already trained: scores, influence and suspects, as estimates.
+
+    One pass over the training data notes keys and errors at the trained weights, and one more for each checkpoint of
+    the training that was kept. Contributions, masks, histories and verify need a recording (docs/observed.md).
+
+    Args:
+        model: the trained network. A copy of it is run, in eval mode.
+        loss: `loss(model, ids)`: the mean loss of these examples, or one loss for each.
+        ids: the training examples, as whole numbers or names.
+        path: the directory to write, or an address in a bucket.
+        checkpoints: state dicts of earlier weights, or files of them. All weigh the same.
+        columns: further columns by name, one value for each example: `{"label": labels}`.
+        batch: how many examples are run at once.
+        layers: names or patterns of the layers to observe; all by default.
+        dtype: how keys and errors are stored, as for `record`.
+        overwrite: replace the memory at `path`.
+        progress: is told the share that is done.
+    """
+    observe_network(
+        *(model, loss, ids, store_at(path)),
+        checkpoints=checkpoints,
+        columns=columns or {},
+        batch=batch,
+        layers=layers,
+        dtype=dtype,
+        overwrite=overwrite,
+        told=progress,
+    )
+    return open(path)
 
 
 def _whole(reader: MemoryReader, engine: Engine) -> View:
@@ -154,6 +200,11 @@ class Memory:
         return self.view.reader.manifest.recomputed
 
     @property
+    def observed(self) -> int:
+        """Of a network that was already trained: at how many sets of weights; 0 if a training was recorded."""
+        return self._known.reader.manifest.observed
+
+    @property
     def has_errors(self) -> bool:
         """Whether errors were recorded; without them there are scores only."""
         return self.view.reader.manifest.errors
@@ -212,7 +263,10 @@ class Memory:
 
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
-        what = self._known.selection if self._known.reader.manifest.recipe is None else "a recipe"
+        manifest = self._known.reader.manifest
+        what = self._known.selection if manifest.recipe is None else "a recipe"
+        if manifest.observed:
+            what = f"{what}, {manifest.slots_note}"
         return f"Memory({self._known.reader.address}: {what}, {self.steps:,} steps, layers {layers})"
 
     # -- views ---------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from spotlights.dual_form import linear_map
 from spotlights.errors import SettingError, ShapeMismatchError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.memory.blocks import Everything
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
+from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
 from spotlights.query.forward import ForwardPass, Target, parts_of
@@ -32,10 +34,10 @@ from spotlights.query.joint import (
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
-from spotlights.query.plan import Measure
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
+from spotlights.query.plan import Measure, Plan
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
 from spotlights.results.answers import Totals
-from spotlights.sparse_rows import Numbers, dense, products
+from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,13 +195,11 @@ class Attention(LayerMeasured):
             return linear_map(self.queries.double(), keys.sums), keys.counts
         visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
         queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        counts, totals = visits.to(queries.dtype), torch.zeros(len(queries), len(groups), dtype=torch.float64)
-        for some in range(0, len(queries), QUERIES_AT_ONCE):
-            for keys in recorded.key_table():
-                scores = products(queries[some : some + QUERIES_AT_ONCE], keys.rows)
-                if keys.scale is not None:
-                    scores *= keys.scale
-                totals[some : some + len(scores)] += (scores.abs_() if absolute else scores) @ counts[:, keys.place].T
+        plans = [
+            Plan(self.layer, Everything(), (LastReducer(),), VisitedKeyTotals(some, visits, absolute))
+            for some in queries.split(QUERIES_AT_ONCE)
+        ]
+        totals = torch.cat([last.value for (last,) in self.view.run(*plans)])  # pyright: ignore
         return totals, visits.sum(dim=1)
 
     def contributions(

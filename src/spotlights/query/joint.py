@@ -127,6 +127,8 @@ def find_visits(view: View, layer: str, loss: str | None) -> Visits:
     examples, places = torch.unique(visits[:, 0], return_inverse=True)
     at = visits[:, 1]
     batch = torch.bincount(at, minlength=steps).double()[at]  # errors are those of a mean over the batch
+    if reader.manifest.observed:  # and here those of each example's own loss
+        batch = torch.ones_like(batch)
     sizes = squares.sqrt() * batch
     if loss == "classes":
         rho = sizes.sqrt()

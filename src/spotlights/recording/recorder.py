@@ -158,7 +158,7 @@ class Recorder:
         )
         axes = axes_of_modules(self._model)
         for hooks in self._hooks:
-            hooks.axes = axes.get(hooks.module)
+            hooks.axes, hooks.in_eval = axes.get(hooks.module), settings.observed > 0
         self._guard = Guard(self._on_error, self._warn_forked)
         self._passes = BackwardPasses(
             self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
@@ -245,6 +245,11 @@ class Recorder:
         if self._writer is None and "stopped" not in self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         self._announce({name: self._columns.encode(name, values) for name, values in columns.items()}, layer)
+
+    def accept_weights(self) -> None:
+        """Takes the weights as they are for those after the last step: loading them is nothing to report."""
+        for layer in self._layers.values():
+            layer.settle()
 
     def announce(self, batch: AnnouncedBatch) -> None:
         """The same for a batch of a recipe, whose values are numbers already."""
