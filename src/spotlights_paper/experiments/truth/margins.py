@@ -55,15 +55,15 @@ class Margins:
         return score_of(self.drawn(scores))
 
     def save(self, path: Path) -> None:
-        again = {} if self.again is None else {"again": self.again.float().numpy()}
-        np.savez_compressed(
-            path,
-            setting=self.setting,
-            members=np.packbits(self.members.numpy(), axis=1),
-            examples=self.members.shape[1],
-            fresh=self.fresh.float().numpy(),
-            **again,
-        )
+        arrays: dict[str, Any] = {
+            "setting": self.setting,
+            "members": np.packbits(self.members.numpy(), axis=1),
+            "examples": self.members.shape[1],
+            "fresh": self.fresh.float().numpy(),
+        }
+        if self.again is not None:
+            arrays["again"] = self.again.float().numpy()
+        np.savez_compressed(path, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> Margins:
