@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
+    from spotlights.query.runs import RunsInfluence, influence
     from spotlights.recording import Recorder, record
     from spotlights.subject import Drawing, Subject
 
@@ -52,6 +53,7 @@ __all__ = [
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
+    "RunsInfluence",
     "SettingError",
     "ShapeMismatchError",
     "Shard",
@@ -65,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "dot_attention",
+    "influence",
     "observe",
     "open",
     "record",
@@ -100,6 +103,8 @@ _HOMES = {
     "register_layer": "spotlights.layers",
     "Mask": "spotlights.query.masks",
     "Merged": "spotlights.query.parts",
+    "RunsInfluence": "spotlights.query.runs",
+    "influence": "spotlights.query.runs",
     "Shard": "spotlights.query.parts",
     "Memory": "spotlights.api",
     "observe": "spotlights.api",
