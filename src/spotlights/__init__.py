@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from spotlights._version import __version__
 
 if TYPE_CHECKING:
-    from spotlights.api import Memory, open
+    from spotlights.api import Memory, observe, open
     from spotlights.dual import DualLinear
     from spotlights.dual_form import dot_attention
     from spotlights.errors import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
+    from spotlights.query.runs import RunsInfluence, influence
     from spotlights.recording import Recorder, record
     from spotlights.subject import Drawing, Subject
 
@@ -52,6 +53,7 @@ __all__ = [
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
+    "RunsInfluence",
     "SettingError",
     "ShapeMismatchError",
     "Shard",
@@ -65,6 +67,8 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "dot_attention",
+    "influence",
+    "observe",
     "open",
     "record",
     "register_layer",
@@ -99,8 +103,11 @@ _HOMES = {
     "register_layer": "spotlights.layers",
     "Mask": "spotlights.query.masks",
     "Merged": "spotlights.query.parts",
+    "RunsInfluence": "spotlights.query.runs",
+    "influence": "spotlights.query.runs",
     "Shard": "spotlights.query.parts",
     "Memory": "spotlights.api",
+    "observe": "spotlights.api",
     "open": "spotlights.api",
     "Recorder": "spotlights.recording",
     "record": "spotlights.recording",

@@ -31,7 +31,8 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
-from spotlights.query.forward import ForwardPass
+from spotlights.query.forecast import Retrain, calibrate
+from spotlights.query.forward import ForwardPass, Target
 from spotlights.query.history import Asked
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
@@ -39,9 +40,10 @@ from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
+from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
-from spotlights.results import ExampleVisits, Label, Suspects
+from spotlights.results import Calibration, ExampleVisits, Label, Suspects
 from spotlights.verification import Verification, verify
 
 
@@ -74,6 +76,51 @@ def open(
     if model is None or recompute is None or reader.manifest.recipe is None:  # other memories have their slots
         return Memory(view)
     return Memory(view, Recomputation(Source(reader, model, recompute, optimizer), kept))
+
+
+def observe(
+    model: nn.Module,
+    loss: Loss,
+    ids: Any,
+    path: str | Path,
+    *,
+    checkpoints: Sequence[Checkpoint] = (),
+    columns: Mapping[str, Any] | None = None,
+    batch: int = 128,
+    layers: str | Sequence[str] | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda share: None,
+) -> Memory:
+    """Writes a memory of a network that is already trained: scores, influence and suspects, as estimates.
+
+    One pass over the training data notes keys and errors at the trained weights, and one more for each checkpoint of
+    the training that was kept. Contributions, masks, histories and verify need a recording (docs/observed.md).
+
+    Args:
+        model: the trained network. A copy of it is run, in eval mode.
+        loss: `loss(model, ids)`: the mean loss of these examples, or one loss for each.
+        ids: the training examples, as whole numbers or names.
+        path: the directory to write, or an address in a bucket.
+        checkpoints: state dicts of earlier weights, or files of them. All weigh the same.
+        columns: further columns by name, one value for each example: `{"label": labels}`.
+        batch: how many examples are run at once.
+        layers: names or patterns of the layers to observe; all by default.
+        dtype: how keys and errors are stored, as for `record`.
+        overwrite: replace the memory at `path`.
+        progress: is told the share that is done.
+    """
+    observe_network(
+        *(model, loss, ids, store_at(path)),
+        checkpoints=checkpoints,
+        columns=columns or {},
+        batch=batch,
+        layers=layers,
+        dtype=dtype,
+        overwrite=overwrite,
+        told=progress,
+    )
+    return open(path)
 
 
 def _whole(reader: MemoryReader, engine: Engine) -> View:
@@ -154,6 +201,11 @@ class Memory:
         return self.view.reader.manifest.recomputed
 
     @property
+    def observed(self) -> int:
+        """Of a network that was already trained: at how many sets of weights; 0 if a training was recorded."""
+        return self._known.reader.manifest.observed
+
+    @property
     def has_errors(self) -> bool:
         """Whether errors were recorded; without them there are scores only."""
         return self.view.reader.manifest.errors
@@ -212,7 +264,10 @@ class Memory:
 
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
-        what = self._known.selection if self._known.reader.manifest.recipe is None else "a recipe"
+        manifest = self._known.reader.manifest
+        what = self._known.selection if manifest.recipe is None else "a recipe"
+        if manifest.observed:
+            what = f"{what}, {manifest.slots_note}"
         return f"Memory({self._known.reader.address}: {what}, {self.steps:,} steps, layers {layers})"
 
     # -- views ---------------------------------------------------------------------------------
@@ -367,6 +422,31 @@ class Memory:
             columns: whose values can be masked at once; those of `groups()` by default.
         """
         return Masks(self.view, model, list(self.groups()) if columns is None else columns)
+
+    def calibrate(
+        self,
+        retrain: Retrain,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        target: Target,
+        halves: int = 8,
+        seeds: int = 2,
+        curvature: float = 2.0,
+    ) -> Calibration:
+        """Retrains on a few random halves, so that forecasts have a size and an interval; kept with the memory.
+
+        Args:
+            retrain: a function of a list of example ids that trains a fresh network on these, with a seed of its own.
+            model: the trained network.
+            inputs: a few inputs like those that forecasts will be about.
+            target: the number of interest, as for forecasts.
+            halves: how many random halves of the examples to train on.
+            seeds: how often to train on all examples, for the noise of seeds.
+            curvature: as for `Spotlights.forecast`.
+        """
+        spot = self.attend(model, inputs)
+        return calibrate(spot, target, retrain, halves=halves, seeds=seeds, curvature=curvature)
 
     def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
         """The k training examples of this view that look most mislabelled, with the class the network says instead.

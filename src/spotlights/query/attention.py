@@ -12,12 +12,15 @@ from torch import Tensor
 
 from spotlights.dual_form import linear_map
 from spotlights.errors import SettingError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.memory.blocks import Everything
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
+from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
+from spotlights.query.forecast import forecast
 from spotlights.query.forward import ForwardPass, InputRows, Target, parts_of
 from spotlights.query.history import Asked, History, Targets, find_history
 from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
@@ -33,10 +36,11 @@ from spotlights.query.joint import (
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
-from spotlights.query.plan import Measure
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
+from spotlights.query.plan import Measure, Plan
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
 from spotlights.results.answers import Totals
-from spotlights.sparse_rows import Numbers, dense, products
+from spotlights.results.forecasts import Forecast
+from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -194,13 +198,11 @@ class Attention(LayerMeasured):
             return linear_map(self.queries.double(), keys.sums), keys.counts
         visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
         queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        counts, totals = visits.to(queries.dtype), torch.zeros(len(queries), len(groups), dtype=torch.float64)
-        for some in range(0, len(queries), QUERIES_AT_ONCE):
-            for keys in recorded.key_table():
-                scores = products(queries[some : some + QUERIES_AT_ONCE], keys.rows)
-                if keys.scale is not None:
-                    scores *= keys.scale
-                totals[some : some + len(scores)] += (scores.abs_() if absolute else scores) @ counts[:, keys.place].T
+        plans = [
+            Plan(self.layer, Everything(), (LastReducer(),), VisitedKeyTotals(some, visits, absolute))
+            for some in queries.split(QUERIES_AT_ONCE)
+        ]
+        totals = torch.cat([last.value for (last,) in self.view.run(*plans)])  # pyright: ignore
         return totals, visits.sum(dim=1)
 
     def contributions(
@@ -314,7 +316,8 @@ class Spotlights(dict[str, Attention]):
 
     def __init__(self, attentions: dict[str, Attention], output: Any, asked: Asked) -> None:
         super().__init__(attentions)
-        self._asked = asked
+        self.asked = asked
+        """The view, the model and the inputs."""
         self.output = output.detach() if isinstance(output, Tensor) else output
         """What the model answered."""
 
@@ -384,6 +387,20 @@ class Spotlights(dict[str, Attention]):
             raise UnknownNameError(f"No layer matches {unknown}. The memory has: {', '.join(self)}.")
         return [name for name in self if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
+    def forecast(self, target: Target, *, without: Mapping[str, Any], curvature: float = 2.0) -> Forecast:
+        """The number of interest after retraining without a group, in its own unit, with an interval of 95 %.
+
+        Retraining means from fresh initial weights, on the other examples. Under a squared loss one run is enough; for
+        classes `Memory.calibrate` has to retrain a few times first. How often the intervals hold is in docs/truth.md.
+
+        Args:
+            target: as for `influence`.
+            without: the examples to leave out, by their columns: `{"label": 3}`, `{"example": [4, 8]}`.
+            curvature: of a squared loss: the second derivative of an example's loss with respect to the output. 2 for
+                `F.mse_loss`, 1 for half of it.
+        """
+        return forecast(self, target, without, curvature=curvature)
+
     def _joint(
         self,
         asked: Mapping[str, InputRows],
@@ -419,7 +436,7 @@ class Spotlights(dict[str, Attention]):
                 these by name: `{"7": 7, "why 7, not 9": "7-9"}`.
             progress: is told the share that is done.
         """
-        return find_history(self._asked, target, progress)
+        return find_history(self.asked, target, progress)
 
     def influence_layers(self) -> tuple[list[str], list[str]]:
         """The layers through which influence is estimated, and those which it leaves out."""

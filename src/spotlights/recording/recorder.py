@@ -158,7 +158,7 @@ class Recorder:
         )
         axes = axes_of_modules(self._model)
         for hooks in self._hooks:
-            hooks.axes = axes.get(hooks.module)
+            hooks.axes, hooks.in_eval = axes.get(hooks.module), settings.observed > 0
         self._guard = Guard(self._on_error, self._warn_forked)
         self._passes = BackwardPasses(
             self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
@@ -247,6 +247,11 @@ class Recorder:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         self._announce({name: self._columns.encode(name, values) for name, values in columns.items()}, layer)
 
+    def accept_weights(self) -> None:
+        """Takes the weights as they are for those after the last step: loading them is nothing to report."""
+        for layer in self._layers.values():
+            layer.settle()
+
     def announce(self, batch: AnnouncedBatch) -> None:
         """The same for a batch of a recipe, whose values are numbers already."""
         self._announce(batch.columns, None)
@@ -313,7 +318,7 @@ class Recorder:
         return id(optimizer) in self._optimizers.nested and running_steps(optimizer) > 1
 
     def _then_stage(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        stage, again = self._guard(self._stage), self._guard(self._settle)
+        stage, again = self._guard(self._stage), self._guard(self.accept_weights)
         calls = 0
 
         def wrapped() -> Any:
@@ -326,10 +331,6 @@ class Recorder:
             return result
 
         return wrapped
-
-    def _settle(self) -> None:
-        for layer in self._layers.values():
-            layer.settle()
 
     def _stage(self, optimizer: torch.optim.Optimizer) -> None:
         """Collects the slots whose gradients an optimizer is about to use, and its options at this step."""
@@ -407,7 +408,7 @@ class Recorder:
         assert self._writer is not None
         if self._changes.any_loaded or any(layer.moved() for layer in self._layers.values()):
             self._changes.accept()
-            self._settle()
+            self.accept_weights()
             if not self._processes.rank or self._sharded:
                 self._writer.replace_initial(self._start.initial())
 
