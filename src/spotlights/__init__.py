@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
     from spotlights.recording import Recorder, record
+    from spotlights.rewinding import Rewound
     from spotlights.subject import Drawing, Subject
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
+    "Rewound",
     "SettingError",
     "ShapeMismatchError",
     "Shard",
@@ -105,6 +107,7 @@ _HOMES = {
     "observe": "spotlights.api",
     "open": "spotlights.api",
     "Recorder": "spotlights.recording",
+    "Rewound": "spotlights.rewinding",
     "record": "spotlights.recording",
     "MarkedText": "spotlights.explorer.views",
     "Drawing": "spotlights.subject",
