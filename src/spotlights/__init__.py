@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
+    from spotlights.query.runs import RunsInfluence, influence
     from spotlights.recording import Recorder, record
     from spotlights.rewinding import Rewound
     from spotlights.subject import Drawing, Subject
@@ -54,6 +55,7 @@ __all__ = [
     "RecordingStoppedWarning",
     "ResumeError",
     "Rewound",
+    "RunsInfluence",
     "SettingError",
     "ShapeMismatchError",
     "Shard",
@@ -67,6 +69,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "dot_attention",
+    "influence",
     "observe",
     "open",
     "record",
@@ -102,6 +105,8 @@ _HOMES = {
     "register_layer": "spotlights.layers",
     "Mask": "spotlights.query.masks",
     "Merged": "spotlights.query.parts",
+    "RunsInfluence": "spotlights.query.runs",
+    "influence": "spotlights.query.runs",
     "Shard": "spotlights.query.parts",
     "Memory": "spotlights.api",
     "observe": "spotlights.api",

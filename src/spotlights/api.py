@@ -31,7 +31,8 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
-from spotlights.query.forward import ForwardPass
+from spotlights.query.forecast import Retrain, calibrate
+from spotlights.query.forward import ForwardPass, Target
 from spotlights.query.history import Asked
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
@@ -42,7 +43,7 @@ from spotlights.query.weights import view_parameters
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
-from spotlights.results import ExampleVisits, Label, Suspects
+from spotlights.results import Calibration, ExampleVisits, Label, Suspects
 from spotlights.rewinding import Rewound, rewind
 from spotlights.verification import Verification, verify
 
@@ -436,6 +437,31 @@ class Memory:
             columns: whose values can be masked at once; those of `groups()` by default.
         """
         return Masks(self.view, model, list(self.groups()) if columns is None else columns)
+
+    def calibrate(
+        self,
+        retrain: Retrain,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        target: Target,
+        halves: int = 8,
+        seeds: int = 2,
+        curvature: float = 2.0,
+    ) -> Calibration:
+        """Retrains on a few random halves, so that forecasts have a size and an interval; kept with the memory.
+
+        Args:
+            retrain: a function of a list of example ids that trains a fresh network on these, with a seed of its own.
+            model: the trained network.
+            inputs: a few inputs like those that forecasts will be about.
+            target: the number of interest, as for forecasts.
+            halves: how many random halves of the examples to train on.
+            seeds: how often to train on all examples, for the noise of seeds.
+            curvature: as for `Spotlights.forecast`.
+        """
+        spot = self.attend(model, inputs)
+        return calibrate(spot, target, retrain, halves=halves, seeds=seeds, curvature=curvature)
 
     def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
         """The k training examples of this view that look most mislabelled, with the class the network says instead.

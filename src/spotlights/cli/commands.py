@@ -2,6 +2,7 @@
 
 import gc
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -273,8 +274,8 @@ def mask(
 ) -> None:
     """Show an answer with and without some of the training."""
     with waiting("Adding up the weights that are left"):
-        answers = _ask(memory, query, subject).masked(left_out, layers)
-    print_json(answers) if as_json else print_result(_compared(answers))
+        answers, masked = _ask(memory, query, subject).masked(left_out, layers)
+    print_json(answers) if as_json else print_result(_compared(answers, masked))
 
 
 @app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
@@ -409,8 +410,8 @@ def _totals(asked: Any, *, layer: Any, measure: Any, target: Any, by: str | None
 _ANSWERS = {"top": _top, "totals": _totals}
 
 
-def _compared(answers: dict[str, Any]) -> Any:
-    """The outputs with and without, as a table."""
+def _compared(answers: dict[str, Any], layers: Sequence[str] | None) -> Any:
+    """The outputs with and without, as a table; `layers` are those in which slots are left out, None for all."""
     from spotlights.results import build
 
     before, after = answers["with"], answers["without"]
@@ -421,4 +422,5 @@ def _compared(answers: dict[str, Any]) -> Any:
         if output["number"] in now
     ]
     title = f"the network says {before['said_name']}; without these: {after['said_name']}"
-    return build(title, ["output", "with", "without", "change"], rows, None)
+    where = "all layers" if layers is None else f"{', '.join(layers)}; other layers as they are (--layers)"
+    return build(title, ["output", "with", "without", "change"], rows, f"left out in {where}")

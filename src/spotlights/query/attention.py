@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from spotlights.query.contributions import Contributions, rows_note
 from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
+from spotlights.query.forecast import forecast
 from spotlights.query.forward import ForwardPass, Target, parts_of
 from spotlights.query.history import Asked, History, Targets, find_history
 from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
@@ -37,6 +38,7 @@ from spotlights.query.passages import find_passages
 from spotlights.query.plan import Measure, Plan
 from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
 from spotlights.results.answers import Totals
+from spotlights.results.forecasts import Forecast
 from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
@@ -325,7 +327,8 @@ class Spotlights(dict[str, Attention]):
 
     def __init__(self, attentions: dict[str, Attention], output: Any, asked: Asked) -> None:
         super().__init__(attentions)
-        self._asked = asked
+        self.asked = asked
+        """The view, the model and the inputs."""
         self.output = output.detach() if isinstance(output, Tensor) else output
         """What the model answered."""
 
@@ -388,6 +391,20 @@ class Spotlights(dict[str, Attention]):
         both = [*parts, joint.with_spread(whitened.spread)]
         return Influence(both, [*owners, torch.arange(inputs)], inputs=inputs, left_out=left_out)
 
+    def forecast(self, target: Target, *, without: Mapping[str, Any], curvature: float = 2.0) -> Forecast:
+        """The number of interest after retraining without a group, in its own unit, with an interval of 95 %.
+
+        Retraining means from fresh initial weights, on the other examples. Under a squared loss one run is enough; for
+        classes `Memory.calibrate` has to retrain a few times first. How often the intervals hold is in docs/truth.md.
+
+        Args:
+            target: as for `influence`.
+            without: the examples to leave out, by their columns: `{"label": 3}`, `{"example": [4, 8]}`.
+            curvature: of a squared loss: the second derivative of an example's loss with respect to the output. 2 for
+                `F.mse_loss`, 1 for half of it.
+        """
+        return forecast(self, target, without, curvature=curvature)
+
     def _joint(
         self,
         target: Target,
@@ -423,7 +440,7 @@ class Spotlights(dict[str, Attention]):
                 these by name: `{"7": 7, "why 7, not 9": "7-9"}`.
             progress: is told the share that is done.
         """
-        return find_history(self._asked, target, progress)
+        return find_history(self.asked, target, progress)
 
     def influence_layers(self) -> tuple[list[str], list[str]]:
         """The layers through which influence is estimated, and those which it leaves out."""

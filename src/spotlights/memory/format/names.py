@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 MANIFEST, INITIAL, FINAL = "memory.json", "initial.safetensors", "final.safetensors"
 MOMENTS = "moments.safetensors"
+CALIBRATION = "calibration.json"
 """Derived by readers from the segments (`memory/reader.py`); the manifest does not list the file."""
 SEGMENTS = "segments/"
 UNFINISHED = ".part"
