@@ -44,6 +44,7 @@ from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
 from spotlights.results import Calibration, ExampleVisits, Label, Suspects
+from spotlights.rewinding import Rewound, rewind
 from spotlights.verification import Verification, verify
 
 
@@ -398,6 +399,20 @@ class Memory:
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
         self._recomputation.record(store_at(path), chosen, progress)
         return open(path)
+
+    def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
+        """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
+
+        What is given back says how many steps are to be trained again, and has hashes of the checkpoint and of the
+        examples of each later step. Of a recipe that was opened with its loss, `train()` takes these steps itself.
+
+        Args:
+            model: the network, of the structure of the recorded one. Its weights and buffers are replaced.
+            optimizer: made as the recorded one was. Its state and options are replaced. Not needed for a recipe.
+            without: what is to be forgotten, as in `spotlights mask`: "example=17,99", "label=3; source=mails".
+        """
+        source = None if self._recomputation is None else self._recomputation.source
+        return rewind(self._known, source, model, optimizer, without)
 
     def prepare_influence(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Adds up the second moments of the keys, which influence needs; they are kept beside the memory.

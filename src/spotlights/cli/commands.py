@@ -11,7 +11,7 @@ import typer
 
 import spotlights as sl
 from spotlights.cli import options
-from spotlights.cli.options import AsJson, app, optional, print_json, print_result, waiting
+from spotlights.cli.options import AsJson, app, optional, print_json, print_result, progress_bar, waiting
 from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path
 from spotlights.errors import SettingError
 from spotlights.explorer import Served
@@ -100,6 +100,41 @@ def audit(
     else:
         print_result(suspects)
         typer.echo(page)
+
+
+@app.command(
+    epilog="Example:  [bold]spotlights forget run.memory --without example=17,99 --subject my_subject.py:subject[/]"
+)
+def forget(
+    memory: options.Memory,
+    without: Annotated[str, typer.Option(help='What to forget, such as "example=17,99" or "label=3 source=mails".')],
+    subject: options.Subject = None,
+    clip: Annotated[float | None, optional(help="The largest norm of the gradient, if the loop clipped it.")] = None,
+    out: Annotated[Path | None, optional(help="The folder; forgotten/NAME by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a network again without some examples, from before it first saw them; writes it with a record of hashes.
+
+    For a recipe, with a subject that has its loss: sl.Subject(…, loss=loss).
+    """
+    from safetensors.torch import save_file
+
+    with waiting("Looking for the first visit"):
+        about = find_subject(memory, subject)
+        opened = about.open()
+        model = about.load_model(opened)
+        rewound = opened.rewind(model, without=without)
+    with progress_bar(f"Training {rewound.to_train:,} steps again") as told:
+        rewound.train(clip=clip, progress=told)
+    folder = Path("forgotten") / about.path.resolve().stem if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
+    record = rewound.save(folder / "record.json")
+    if as_json:
+        print_json({"record": str(record), **rewound.as_dict()})
+    else:
+        print_result(rewound)
+        typer.echo(folder)
 
 
 # -- about one answer -------------------------------------------------------------------------
