@@ -104,7 +104,7 @@ class MemoryReader:
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
         self._open(joined(self.ranks), [Part(of_rank, own) for of_rank, own in zip(stores, self.ranks, strict=True)])
         sizes = {of_rank: of_rank.sizes() for of_rank in stores}
-        for of_rank, entry in self._files():
+        for of_rank, entry in self.every_file():
             check_size(of_rank, entry, sizes[of_rank].get(entry.file))
 
     def _open(self, manifest: Manifest, parts: Sequence[Part]) -> None:
@@ -123,7 +123,7 @@ class MemoryReader:
         self.moments: dict[str, Tensor] = {}
         """Of each layer's keys, once they have been computed or loaded."""
 
-    def _files(self) -> Iterator[tuple[Store, FileEntry]]:
+    def every_file(self) -> Iterator[tuple[Store, FileEntry]]:
         """The files that are read: of all processes but the first, segments alone, unless they hold shards."""
         for own in self.ranks if self._sharded else self.ranks[:1]:
             yield from ((rank_store(self.store, own.rank), entry) for entry in own.files)
@@ -189,6 +189,15 @@ class MemoryReader:
             raise UnsupportedError(
                 f"{self.address} is a sample: it has {sample}. {what} all of them. {instead}, or record without "
                 "sample=."
+            )
+
+    def need_recording(self, what: str) -> None:
+        """Refuses a question about training, where a network was observed that had been trained before."""
+        if self.manifest.observed:
+            raise UnsupportedError(
+                f"{self.address} was observed: it has gradients of a network that was already trained, and nothing of "
+                f"the training itself. {what} that. Scores, influence and suspects work, as estimates; for the rest, "
+                "record a training with sl.record."
             )
 
     def need_slots(self) -> None:
@@ -301,10 +310,15 @@ class MemoryReader:
                 made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return made
 
-    def damaged(self) -> list[str]:
-        """Reads every file and compares it with its checksum; returns a sentence for each file that has changed."""
+    @property
+    def files(self) -> int:
+        """How many files `damaged` reads."""
+        return sum(1 for _ in self.every_file())
+
+    def damaged(self, among: slice = slice(None)) -> list[str]:
+        """Reads all files, or some, and compares them with their checksums; a sentence for each that has changed."""
         sentences = []
-        for store, entry in self._files():
+        for store, entry in list(self.every_file())[among]:
             try:
                 check_content(store, entry)
             except MemoryFormatError as error:

@@ -21,9 +21,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError, UnsupportedError
-from spotlights.memory.files import check_content, read_manifest
+from spotlights.memory.files import read_manifest
 from spotlights.memory.format import names
-from spotlights.memory.format.manifest import Manifest
+from spotlights.memory.format.manifest import FileEntry, Manifest
 from spotlights.memory.reader import MemoryReader, Part, StepLog, joined, read_weights
 from spotlights.memory.store import LocalStore, Store
 
@@ -39,6 +39,9 @@ class StretchStore(LocalStore):
     """The files of one stretch. What is missing when it is read is made."""
 
     make: Callable[[], None] = field(default=lambda: None, compare=False, kw_only=True)
+
+    def describe(self, name: str) -> str:
+        return f"{super().describe(name)} (in the cache of a recipe: delete it, and it will be computed again)"
 
     def size(self, name: str) -> int:
         return self._made(name, lambda: LocalStore.size(self, name))
@@ -117,17 +120,6 @@ def finished(store: Store, steps: int) -> Manifest | None:
     return manifest if manifest.recomputed is not None and manifest.steps == steps else None
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Says of a damaged file that it can be made again."""
-    try:
-        yield
-    except MemoryFormatError as error:
-        raise MemoryFormatError(
-            f"{error} Or delete it: it is in the cache of a recipe, and will be computed again."
-        ) from error
-
-
 class StretchReader(MemoryReader):
     """All stretches of a recipe as one memory."""
 
@@ -160,8 +152,7 @@ class StretchReader(MemoryReader):
         return self._recipe.final
 
     def _initial_of(self, part: Part) -> Mapping[str, Tensor]:
-        with _told():
-            return read_weights(part.store, part.manifest.initial, part.manifest)
+        return read_weights(part.store, part.manifest.initial, part.manifest)
 
     def need_files(self) -> None:
         raise UnsupportedError(
@@ -169,16 +160,10 @@ class StretchReader(MemoryReader):
             "full memory first: memory.materialise(path)."
         )
 
-    def damaged(self) -> list[str]:
-        sentences = self._recipe.damaged()
+    def every_file(self) -> Iterator[tuple[Store, FileEntry]]:
+        yield from self._recipe.every_file()
         for part in self._parts:
-            for entry in (part.manifest.initial, *part.manifest.segments):
-                try:
-                    with _told():
-                        check_content(part.store, entry)
-                except MemoryFormatError as error:
-                    sentences.append(str(error))
-        return sentences
+            yield from ((part.store, entry) for entry in (part.manifest.initial, *part.manifest.segments))
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         start = f"{layer}/{parameter}/"

@@ -116,7 +116,7 @@ class UpdateRule(ABC):
         """Names logged settings that cannot be computed with: no optimizer has them."""
         try:
             yield
-        except (ArithmeticError, ValueError) as error:
+        except (ArithmeticError, ValueError, RuntimeError) as error:  # torch's own, of what no float32 can hold
             raise MemoryFormatError(
                 f"The step log is damaged: {self.name} cannot have made a step with {step}: {error}."
             ) from error
