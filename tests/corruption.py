@@ -63,7 +63,7 @@ def wholes(folder: Path) -> dict[str, Whole]:
     made: dict[str, Whole] = {}
     for name, kind in KINDS.items():
         place = folder / name.replace(" ", "-")
-        model, *_ = kind.train(place / "run.memory")
+        model, *_ = kind.train(place / "run.memory", segment_bytes=6000)  # a few segments
         made[name] = Whole(place, "run.memory", lambda copy, kind=kind, model=model: _read(copy, kind, model))
         made[name].read(place)  # leaves moments
         if not kind.recipe:
@@ -84,7 +84,7 @@ def wholes(folder: Path) -> dict[str, Whole]:
     model = KINDS["float64"].model()
     made["processes"] = Whole(place, "run.memory", lambda copy: _read(copy, KINDS["float64"], model))
     place = folder / "parts"
-    KINDS["float64"].train(place / "run.memory")
+    KINDS["float64"].train(place / "run.memory", segment_bytes=6000)
     (place / "parts").mkdir()
     for number in (1, 2, 3):
         shard = sl.Shard(number, 3)

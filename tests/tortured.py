@@ -138,8 +138,8 @@ def answers(memory: sl.Memory, kind: Kind, model: nn.Module) -> list[Any]:
     given: list[Any] = [memory.steps, len(memory), list(memory.layers), sorted(memory.columns)]
     asked = memory.attend(model, kind.inputs(torch.arange(2)))
     for name in memory.layers:
-        for column in ("label", "source", "example"):
-            ask(given, lambda name=name, column=column: asked[name].totals(column))
+        ask(given, lambda name=name: asked[name].totals("example"))
+        ask(given, lambda name=name: asked[name].totals("source"))
         ask(given, lambda name=name: [[row["slot"] for row in asked[name].top(3).rows(query)] for query in range(2)])
         ask(given, lambda name=name: asked[name].contributions(target=1).totals("step"))
         ask(given, lambda name=name: memory.weights(name))

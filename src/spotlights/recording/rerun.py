@@ -46,7 +46,7 @@ LeftOut = Callable[[AnnouncedBatch, int], Bool[np.ndarray, "..."]]
 _MISFIT = 0.01
 """A recomputed gradient that differs by more than this share from the recorded one is not that of the same loss."""
 MOST_THREADS = 1 << 10
-_OPTIMIZERS = {
+_OPTIMIZERS: dict[str, Any] = {
     name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)
 }
 _NEIGHBOURS = 8
