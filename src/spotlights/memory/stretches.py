@@ -115,7 +115,8 @@ def finished(store: Store, steps: int) -> Manifest | None:
     try:
         manifest = read_manifest(store)[0]
     except MemoryFormatError:  # damaged: the stretch is computed again
-        store.delete(names.MANIFEST)
+        with contextlib.suppress(OSError):  # no file at all: said when the stretch is written
+            store.delete(names.MANIFEST)
         return None
     return manifest if manifest.recomputed is not None and manifest.steps == steps else None
 
