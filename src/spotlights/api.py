@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.dual import dual_model, primal_model
-from spotlights.errors import SettingError, UnknownNameError
+from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.info import LayerInfo, MemoryInfo, layer_infos
 from spotlights.memory.blocks import Everything, Selection, as_of, meeting
 from spotlights.memory.copying import copy_memory
@@ -32,7 +32,7 @@ from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
-from spotlights.query.forward import ForwardPass, Target
+from spotlights.query.forward import ForwardPass, Target, answer
 from spotlights.query.history import Asked
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
@@ -43,7 +43,7 @@ from spotlights.query.weights import view_parameters
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
-from spotlights.results import Calibration, ExampleVisits, Label, Suspects
+from spotlights.results import Calibration, ExampleVisits, Label, ReplayedInfluence, Suspects
 from spotlights.verification import Verification, verify
 
 
@@ -398,6 +398,26 @@ class Memory:
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
         self._recomputation.record(store_at(path), chosen, progress)
         return open(path)
+
+    def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:
+        """Influence by exact replay of a short training: a number's derivative with respect to each example's weight.
+
+        The memory has to be a recipe, opened with `recompute=`, whose loss gives one number for each example; the
+        optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some trainings for a
+        few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
+
+        Args:
+            inputs: a batch, or a tuple or dict of the model's arguments.
+            target: the number of interest, as for `Spotlights.influence`.
+            progress: is told the share that is done.
+        """
+        if self._recomputation is None:
+            raise UnsupportedError(
+                f"Exact replay trains again, and {self.path} has nothing to train with. Record with keep='recipe', and "
+                "open it with sl.open(path, model=model, recompute=loss)."
+            )
+        found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
+        return ReplayedInfluence.of(found.values, found.growth, names)
 
     def prepare_influence(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Adds up the second moments of the keys, which influence needs; they are kept beside the memory.

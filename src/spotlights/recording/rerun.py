@@ -59,6 +59,12 @@ class Source:
         return [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
 
     @property
+    def names(self) -> Sequence[str] | None:
+        """The examples' names by number; None where examples are numbers."""
+        column = self.reader.manifest.columns.get("example")
+        return column.strings if column is not None and column.kind == "string" else None
+
+    @property
     def bounds(self) -> list[int]:
         """Where stretches begin, and the last one ends."""
         return [*self.checkpoints, self.reader.steps]
@@ -91,8 +97,7 @@ class Rerun:
         self.optimizer = self._optimizer()
         self._parameters = trained_parameters(self.model, self.optimizer)
         self._load_state(step)
-        strings = source.reader.manifest.columns.get("example")
-        self._strings = strings.strings if strings is not None and strings.kind == "string" else None
+        self._strings = source.names
         self._checked = -1
 
     # -- a checkpoint --------------------------------------------------------------------------
@@ -180,11 +185,7 @@ class Rerun:
         for batch in recipe.batches:
             if recorder is not None:
                 recorder.announce(batch)
-            if batch.random is not None:
-                torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
-            loss = self._source.loss(self.model, self._examples(batch))
-            if not isinstance(loss, Tensor) or not loss.requires_grad:
-                raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
+            loss = self.losses_of(batch)
             (loss if loss.ndim == 0 else loss.mean()).backward()
         self._scale(step, recipe)
         numbers = iter(recipe.options.tolist())
@@ -192,6 +193,15 @@ class Rerun:
             logged = {name: next(numbers) for name in option_numbers(group)}
             group.update(options_of(logged, group))
         self.optimizer.step()
+
+    def losses_of(self, batch: AnnouncedBatch) -> Tensor:
+        """What the user's function gives for a batch, with the random numbers that it had."""
+        if batch.random is not None:
+            torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
+        loss = self._source.loss(self.model, self._examples(batch))
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
+        return loss
 
     def _examples(self, batch: AnnouncedBatch) -> Any:
         ids = batch.columns["example"]
