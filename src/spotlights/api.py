@@ -403,8 +403,8 @@ class Memory:
         """Influence by exact replay of a short training: a number's derivative with respect to each example's weight.
 
         The memory has to be a recipe, opened with `recompute=`, whose loss gives one number for each example; the
-        optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some trainings for a
-        few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
+        optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some
+        trainings for a few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
 
         Args:
             inputs: a batch, or a tuple or dict of the model's arguments.
