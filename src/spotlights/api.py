@@ -468,17 +468,19 @@ class Memory:
         spot = self.attend(model, inputs)
         return calibrate(spot, target, retrain, halves=halves, seeds=seeds, curvature=curvature)
 
-    def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
-        """The k training examples of this view that look most mislabelled, with the class the network says instead.
+    def suspects(self, k: int = 100, *, layer: str | None = None, per_class: bool = False) -> Suspects:
+        """The k training examples of this view that look most mislabelled, and why.
 
-        Ranks by the sum over visits of the norm of the last layer's error (docs/truth.md has how well). Works
-        while training still runs.
+        Ranks by the sum over visits of the norm of the last layer's error (docs/truth.md has how well). Says which
+        class the network would give instead, how often it agreed with the label, and which examples of other classes
+        look most alike. Works while training still runs.
 
         Args:
             k: how many.
             layer: the layer that gives the answer; the last one that was recorded by default.
+            per_class: k of each class.
         """
-        return find_suspects(self.view, k, layer)
+        return find_suspects(self.view, k, layer, per_class=per_class)
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64.
