@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spotlights.query.parts import Merged, Shard
     from spotlights.query.runs import RunsInfluence, influence
     from spotlights.recording import Recorder, record
+    from spotlights.rewinding import Rewound
     from spotlights.subject import Drawing, Subject
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
+    "Rewound",
     "RunsInfluence",
     "SettingError",
     "ShapeMismatchError",
@@ -110,6 +112,7 @@ _HOMES = {
     "observe": "spotlights.api",
     "open": "spotlights.api",
     "Recorder": "spotlights.recording",
+    "Rewound": "spotlights.rewinding",
     "record": "spotlights.recording",
     "MarkedText": "spotlights.explorer.views",
     "Drawing": "spotlights.subject",

@@ -44,6 +44,7 @@ from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
 from spotlights.results import Calibration, ExampleVisits, Label, ReplayedInfluence, Suspects
+from spotlights.rewinding import Rewound, rewind
 from spotlights.verification import Verification, verify
 
 
@@ -304,7 +305,7 @@ class Memory:
         model: nn.Module,
         inputs: Any,
         *,
-        layers: Sequence[str] | None = None,
+        layers: str | Sequence[str] | None = None,
         kernel: str = "dot",
         part: str | None = None,
     ) -> Spotlights:
@@ -326,14 +327,14 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        entries = reader.manifest.layers
+        entries, layers = reader.manifest.layers, [layers] if isinstance(layers, str) else layers
         if layers is not None:
             entries = {name: entry for name, entry in entries.items() if name in layers or entry.turned}
         forward = ForwardPass(model, inputs, entries)
         for name in layers or ():
             if name not in forward.transposed_uses:
                 reader.layer(name)  # an unknown one gets its error here
-        differs = what_differs(self.view, forward, list(entries))
+        differs = what_differs(self.view, forward.parameters, list(entries))
         attentions = {
             name: Attention(self.view, reader.layers[name], forward, kernel, part=part, differs=differs)
             for name, entry in entries.items()
@@ -418,6 +419,20 @@ class Memory:
             )
         found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
         return ReplayedInfluence.of(found.values, found.growth, names)
+
+    def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
+        """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
+
+        What is given back says how many steps are to be trained again, and has hashes of the checkpoint and of the
+        examples of each later step. Of a recipe that was opened with its loss, `train()` takes these steps itself.
+
+        Args:
+            model: the network, of the structure of the recorded one. Its weights and buffers are replaced.
+            optimizer: made as the recorded one was. Its state and options are replaced. Not needed for a recipe.
+            without: what is to be forgotten, as in `spotlights mask`: "example=17,99", "label=3; source=mails".
+        """
+        source = None if self._recomputation is None else self._recomputation.source
+        return rewind(self._known, source, model, optimizer, without)
 
     def prepare_influence(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Adds up the second moments of the keys, which influence needs; they are kept beside the memory.

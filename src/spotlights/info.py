@@ -169,10 +169,9 @@ class MemoryInfo(Printable):
         if trained:
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
             note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
-        if known["not recorded"]:
+        lines = [f"{name}: {state}" for name, state in known["parameters"].items() if state != "recorded"]
+        if known["not recorded"] and not lines:  # memories of earlier versions name no reasons
             note += f"\nnot recorded: {', '.join(known['not recorded'])}"
-        lines = [f"{name}: {state}" for name, state in known["parameters"].items()]
-        lines.sort(key=lambda line: line.endswith(": recorded"))  # what is not comes first
         note += "".join(f"\n{line}" for line in lines[:_PARAMETERS_SHOWN])
         if len(lines) > _PARAMETERS_SHOWN:
             note += f"\n… and {len(lines) - _PARAMETERS_SHOWN} more (memory.info.as_dict()['parameters'])"

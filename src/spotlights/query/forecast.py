@@ -145,7 +145,9 @@ def _in_unit(joint: JointInfluence, curvature: float) -> Influence:
 def _seeds(spot: Spotlights, target: Target, joint: JointInfluence) -> Float[Tensor, "inputs"]:
     """The standard deviation of the answer over initial weights."""
     reader = spot.asked.view.reader
-    asked: dict[str, LayerQueries] = {name: spot[name].layer_queries(target) for name in joint.layers}
+    asked: dict[str, LayerQueries] = {
+        name: spot[name].layer_queries(spot[name].rows_of_inputs(target)) for name in joint.layers
+    }
     variance = torch.zeros(len(joint), dtype=torch.float64)
     for name, layer in joint.layers.items():
         weights = [reader.initial[f"{name}/{weight}"].double() for weight in reader.layer(name).entry.weight_columns]

@@ -25,6 +25,7 @@ from spotlights.memory.reader import StepLog
 from spotlights.query.columns import Grouping, Visits, grouping
 from spotlights.query.engine import View
 from spotlights.query.reducers import Reducer
+from spotlights.results.answers import Label
 from spotlights.results.suspects import NOTE, Suspects
 from spotlights.sparse_rows import dense
 

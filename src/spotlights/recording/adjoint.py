@@ -144,8 +144,8 @@ class _Sweep:
         asked = [parameters[name] for name in names]
         factors: list[float] | None = None
         for batch in batches:
-            losses = run.losses_of(batch)
             ids = batch.columns["example"]
+            losses = run.losses_of(batch, ids)
             if losses.ndim != 1 or len(losses) != len(ids):
                 raise SettingError(
                     f"Exact replay needs one loss for each example: recompute= returned shape {tuple(losses.shape)} "

@@ -6,7 +6,7 @@ from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.replayed import ReplayedInfluence
 from spotlights.results.suspects import Suspects
-from spotlights.results.tables import Printable, build, frame, printable, shown
+from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
 
 __all__ = [
     "Calibration",
@@ -24,6 +24,7 @@ __all__ = [
     "ReplayedInfluence",
     "Rest",
     "Suspects",
+    "TitledTable",
     "Top",
     "Totals",
     "build",
