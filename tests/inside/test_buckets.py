@@ -45,7 +45,14 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(new_bucket("memory"))
 
 
-def run(address: str | Path, start: int = 0, end: int = STEPS, **options: Any) -> torch.nn.Module:
+def run(
+    address: str | Path,
+    start: int = 0,
+    end: int = STEPS,
+    *,
+    after_step: Callable[[int], object] = lambda step: None,
+    **options: Any,
+) -> torch.nn.Module:
     """The one run of these tests, recorded from some step on."""
     model = network()
     optimizer = sgd(model, momentum=0.9, weight_decay=0.01)
@@ -53,7 +60,7 @@ def run(address: str | Path, start: int = 0, end: int = STEPS, **options: Any) -
     with sl.record(
         model, optimizer, address, **{"dtype": "float64", "segment_bytes": SEGMENT_BYTES, **options}
     ) as recorder:
-        train(model, optimizer, range(start, end), recorder)
+        train(model, optimizer, range(start, end), recorder, after_step=after_step)
     return model
 
 
@@ -401,9 +408,9 @@ KILLS = int(os.environ.get("SPOTLIGHTS_BUCKET_KILLS", "3"))
 """`make bucket-kills` has 100."""
 
 
-def _record_until_killed(address: str, start: int, begins: Any) -> None:
-    begins.set()
-    run(address, start, resume=True, segment_bytes=1000)
+def _record_until_killed(address: str, start: int, done: Any) -> None:
+    done.release()
+    run(address, start, resume=True, segment_bytes=1000, after_step=lambda step: done.release())
     time.sleep(60)  # if the kill comes late, it still comes
 
 
@@ -417,11 +424,12 @@ def test_a_run_killed_at_random_moments_is_always_readable_and_resumable():
     )
     for kill in range(KILLS):
         context = multiprocessing.get_context("spawn")  # a server of forks may be older than the bucket's credentials
-        begins = context.Event()
-        process = context.Process(target=_record_until_killed, args=(address, start, begins))
+        done = context.Semaphore(0)
+        process = context.Process(target=_record_until_killed, args=(address, start, done))
         process.start()
-        assert begins.wait(60)
-        time.sleep(chance.uniform(0.0, 1.2))
+        for _ in range(chance.randint(1, STEPS - start + 1)):  # so many steps, and some more time for the bucket
+            assert done.acquire(timeout=60)
+        time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
