@@ -116,9 +116,8 @@ def by_ray(path: Path, turns: int) -> None:
         slower = ratio(wall["1 node"], wall["thread"]), ratio(cpu["1 node"], cpu["thread"])
         busiest = {name: returned[name]["busiest"][question][1:] for name in arms}
         faster = ratio(wall["1 node"], wall["2 nodes"]), ratio(busiest["1 node"], busiest["2 nodes"])
-        print(
-            f"{question:40} {' '.join(f'{c:>15}' for c in cells)} {slower[0]:8.2f} ({slower[1]:.2f}) {faster[0]:8.2f} ({faster[1]:.2f})"
-        )
+        ratios = [f"{wall_ratio:.2f} ({cpu_ratio:.2f})" for wall_ratio, cpu_ratio in (slower, faster)]
+        print(f"{question:40}", *(f"{cell:>15}" for cell in (*cells, *ratios)))
         first, *others = (returned[name]["answers"][question] for name in arms)
         apart = max(apart, *(difference(first, other) for other in others))
     print(f"\nThe same slots; sums differ by at most {apart:.0e} of the largest one (they are added up in float32).")

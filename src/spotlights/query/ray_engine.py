@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,9 +21,7 @@ from torch import Tensor
 
 from spotlights.errors import SettingError
 from spotlights.interrupts import check, progress
-from spotlights.memory.format.manifest import Manifest
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.store import Store
 from spotlights.query.engine import SMALL, Engine, Threads
 from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
 from spotlights.query.reducers import Reducer
@@ -54,7 +53,7 @@ class Ray(Engine):
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         shares = max(1, min(max(segments, len(reader.layers), len(plans)), _TASKS_PER_CPU * cpus))
         bare = [replace(plan, reducers=tuple(map(_question, plan.reducers))) for plan in plans]
-        asked, known = ray.put((uuid.uuid4().hex, bare)), ray.put((reader.store, reader.ranks))
+        asked, known = ray.put((uuid.uuid4().hex, bare)), _known(ray, reader)
         if self.keep:
             actors = _actors(ray, self.address, cpus)
             merge = actors[0].merge.remote
@@ -107,6 +106,21 @@ class _Actor:
 
     def merge(self, *args: Any) -> list[Answers]:
         return _merged(*args)
+
+
+Known = tuple[str, str, list[Any]]
+"""A memory's address, a name for what the asking process has opened, and where that is found: in a list, so that only
+workers which have not opened the memory yet fetch its manifests. Those of a large memory take seconds to read."""
+
+
+def _known(ray: Any, reader: MemoryReader) -> Known:
+    key = ray.get_runtime_context().get_job_id()
+    if _sent.get(reader, ("", None))[0] != key:
+        _sent[reader] = key, (str(reader.store), uuid.uuid4().hex, [ray.put((reader.store, reader.ranks))])
+    return _sent[reader][1]
+
+
+_sent: WeakKeyDictionary[MemoryReader, tuple[str, Any]] = WeakKeyDictionary()
 
 
 # -- what travels: of a reducer, the question once, and of every share the answer alone -----------------------
@@ -164,15 +178,10 @@ def _merged(asked: tuple[str, list[Plan]], *shares: list[Answers]) -> list[Answe
     return _answers(_all_of(asked[1], shares))
 
 
-def _run_share(
-    asked: tuple[str, list[Plan]], known: tuple[Store, list[Manifest]], number: int, shares: int
-) -> list[Answers]:
+def _run_share(asked: tuple[str, list[Plan]], known: Known, number: int, shares: int) -> list[Answers]:
     """In a worker: the plans for one share, in one thread, as Ray gives a task one CPU."""
-    store, ranks = known
-    opened = _opened.get(str(store))
-    if opened is None or opened.ranks != ranks:
-        opened = _opened[str(store)] = MemoryReader(store, ranks)
     question, plans = asked
+    opened = _reader(known)
     if question not in _bound:
         _bound.clear()
         bound = (None if plan.measure is None else _Once(plan.measure) for plan in plans)
@@ -197,7 +206,16 @@ class _Once(Measure):
         return self._values
 
 
-_opened: dict[str, MemoryReader] = {}
-"""By address: what this worker has opened."""
+def _reader(known: Known) -> MemoryReader:
+    """In a worker: the memory, as the asking process sees it."""
+    address, name, (sent,) = known
+    if address not in _opened or _opened[address][0] != name:
+        (parts,) = importlib.import_module("ray").get([sent])
+        _opened[address] = name, MemoryReader(*parts)
+    return _opened[address][1]
+
+
+_opened: dict[str, tuple[str, MemoryReader]] = {}
+"""By address: what this worker has opened, and what the asking process calls it."""
 _bound: dict[str, list[Plan]] = {}
 """The plans of the last question, with measures bound to the memory."""
