@@ -46,7 +46,7 @@ QUESTIONS: dict[str, Callable[[sl.Memory, nn.Module, torch.Tensor], Any]] = {
     "contributions by label, 64 inputs": lambda m, net, x: contributions(m, net, x[:64]).totals("label"),
     "top contributions by example, 64 inputs": lambda m, net, x: contributions(m, net, x[:64]).top(10, by="example"),
     "weights without a label": lambda m, net, x: m.without(label=3).weights("4"),
-    "Table 1's totals, 1,000 inputs": lambda m, net, x: m.attend(net, x[:1000])["0"].totals("label", absolute=True),
+    "Table 1's totals, 2,048 inputs": lambda m, net, x: m.attend(net, x[:2048])["0"].totals("label", absolute=True),
 }
 """About the last layer, or (Table 1) the first one, whose keys are stored once."""
 KILLED = "top 10 of scores, 128 inputs"
@@ -104,8 +104,10 @@ def contributions(memory: sl.Memory, model: nn.Module, inputs: torch.Tensor) -> 
 def by_ray(path: Path, turns: int) -> None:
     arms = {name: partial(answering, path, nodes) for name, nodes in (("thread", 0), ("1 node", 1), ("2 nodes", 2))}
     took, returned = in_processes(arms, turns * len(QUESTIONS))
-    print(f"\n{turns} turns; medians of wall time, and of CPU time in brackets: of all processes together, and in the")
-    print("last column of the busiest one, which is how long two free cores would take\n")
+    print(f"\n{turns} turns; medians of wall time, and in brackets of CPU time, of all processes together. In the last")
+    print(
+        "column the workers' CPU time counts by half for two nodes: what two cores with nothing else to do would take\n"
+    )
     titles = ["one thread", "Ray, 1 node", "Ray, 2 nodes", "1 node/thread", "2 nodes/1"]
     print(f"{'question':40}", *(f"{title:>15}" for title in titles))
     apart = 0.0
@@ -114,8 +116,8 @@ def by_ray(path: Path, turns: int) -> None:
         cpu = {name: returned[name]["cpu"][question][1:] for name in arms}
         cells = [f"{statistics.median(wall[name]):5.2f} ({statistics.median(cpu[name]):5.2f}) s" for name in arms]
         slower = ratio(wall["1 node"], wall["thread"]), ratio(cpu["1 node"], cpu["thread"])
-        busiest = {name: returned[name]["busiest"][question][1:] for name in arms}
-        faster = ratio(wall["1 node"], wall["2 nodes"]), ratio(busiest["1 node"], busiest["2 nodes"])
+        alone = {name: returned[name]["alone"][question][1:] for name in arms}
+        faster = ratio(wall["1 node"], wall["2 nodes"]), ratio(alone["1 node"], alone["2 nodes"])
         ratios = [f"{wall_ratio:.2f} ({cpu_ratio:.2f})" for wall_ratio, cpu_ratio in (slower, faster)]
         print(f"{question:40}", *(f"{cell:>15}" for cell in (*cells, *ratios)))
         first, *others = (returned[name]["answers"][question] for name in arms)
@@ -138,14 +140,15 @@ def answering(path: Path, nodes: int, turns: int) -> Generator[float, None, dict
     model, inputs = trained(sl.open(path))
     asked = {name: partial(question, memory, model, inputs) for name, question in QUESTIONS.items()}
     answers, wall = {}, 0.0
-    cpu, busiest = ({name: [] for name in QUESTIONS} for _ in range(2))
+    cpu, alone = ({name: [] for name in QUESTIONS} for _ in range(2))
     for turn in range(turns):
         for name in [*QUESTIONS] if turn == 0 else [[*QUESTIONS][(turn - 1) % len(QUESTIONS)]]:
             before = cpu_seconds()
             wall = seconds(lambda name=name: answers.update({name: numbers(asked[name]())}))
-            used = [after - before.get(pid, 0.0) for pid, after in cpu_seconds().items()]
-            cpu[name].append(sum(used))
-            busiest[name].append(max(used))
+            used = {pid: after - before.get(pid, 0.0) for pid, after in cpu_seconds().items()}
+            own = used.pop(os.getpid())
+            cpu[name].append(own + sum(used.values()))
+            alone[name].append(own + sum(used.values()) / max(nodes, 1))
         yield wall
     told = kill_one(asked[KILLED], answers[KILLED]) if nodes == 2 else ""
     if cluster is not None:
@@ -153,7 +156,7 @@ def answering(path: Path, nodes: int, turns: int) -> Generator[float, None, dict
 
         ray.shutdown()
         cluster.shutdown()
-    return {"answers": answers, "cpu": cpu, "busiest": busiest, "killed": told}
+    return {"answers": answers, "cpu": cpu, "alone": alone, "killed": told}
 
 
 def in_cluster(path: Path, nodes: int) -> tuple[sl.Memory, Any]:

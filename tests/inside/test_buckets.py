@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
@@ -382,10 +383,16 @@ def test_a_bucket_without_obstore_says_what_to_install(monkeypatch):
         sl.open("s3://bucket/run.memory")
 
 
-def test_secrets_appear_in_no_message_and_no_manifest(monkeypatch):
+def test_secrets_appear_in_no_message_no_log_no_file_and_nothing_that_is_sent_to_workers(monkeypatch, caplog):
+    caplog.set_level("DEBUG")
     store = new_bucket("s3")
-    run(str(store))
-    assert SECRET.encode() not in store.read("memory.json")
+    model = run(str(store))
+    memory = sl.open(str(store))
+    memory.attend(model, examples()[0])["0"].top(3)
+    assert not [name for name in store.list() if SECRET.encode() in store.read(name)]
+    for said in (repr(store), repr(memory), str(memory.info), caplog.text):
+        assert SECRET not in said
+    assert SECRET.encode() not in pickle.dumps((memory.view.reader.store, memory.view.reader.ranks))
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=hidden-signature")
     for text in (
         f"GET http://host/x?sv=1&sig={SECRET} failed",

@@ -26,8 +26,11 @@ from spotlights.query.engine import SMALL, Engine, Threads
 from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
 from spotlights.query.reducers import Reducer
 
-_TASKS_PER_CPU = 4
-"""Smaller tasks end at about the same time."""
+_TASKS_PER_CPU, _MOST_TASKS_PER_CPU, _SEGMENTS_PER_TASK = 4, 16, 16
+"""Smaller tasks end at about the same time, and a slow worker takes fewer of them: in a large memory, up to so many
+tasks of at least so many segments. benchmarks/scan_simulation.py says how much that saves."""
+_LARGE_ANSWER = 8 << 20
+"""Bytes: such an answer takes a task about as long to hand over as a tenth of a second of scanning."""
 _SECONDS = 0.5
 """Between two looks at how far the tasks are."""
 _FAN_IN = 8
@@ -51,7 +54,9 @@ class Ray(Engine):
         ray = _connected(self.address)
         segments = max(len(reader.layers[plan.layer].segments) for plan in plans)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        shares = max(1, min(max(segments, len(reader.layers), len(plans)), _TASKS_PER_CPU * cpus))
+        few = _TASKS_PER_CPU // 2 if _size_of_answer(plans) > _LARGE_ANSWER else _TASKS_PER_CPU
+        tasks = max(few * cpus, min(_MOST_TASKS_PER_CPU * cpus, segments // _SEGMENTS_PER_TASK))
+        shares = max(1, min(max(segments, len(reader.layers), len(plans)), tasks))
         bare = [replace(plan, reducers=tuple(map(_question, plan.reducers))) for plan in plans]
         asked, known = ray.put((uuid.uuid4().hex, bare)), _known(ray, reader)
         if self.keep:
@@ -124,6 +129,11 @@ _sent: WeakKeyDictionary[MemoryReader, tuple[str, Any]] = WeakKeyDictionary()
 
 
 # -- what travels: of a reducer, the question once, and of every share the answer alone -----------------------
+
+
+def _size_of_answer(plans: Sequence[Plan]) -> int:
+    made = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
+    return sum(value.nbytes for value in made if isinstance(value, Tensor))
 
 
 class _Array(NamedTuple):
