@@ -197,6 +197,15 @@ class MemoryReader:
                 "sample=."
             )
 
+    def need_recording(self, what: str) -> None:
+        """Refuses a question about training, where a network was observed that had been trained before."""
+        if self.manifest.observed:
+            raise UnsupportedError(
+                f"{self.address} was observed: it has gradients of a network that was already trained, and nothing of "
+                f"the training itself. {what} that. Scores, influence and suspects work, as estimates; for the rest, "
+                "record a training with sl.record."
+            )
+
     def need_slots(self) -> None:
         """Refuses a question about slots that a recipe does not keep."""
         if self.manifest.recipe is not None:

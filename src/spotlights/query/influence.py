@@ -105,8 +105,6 @@ class LayerInfluence(Contributions):
     def note(self) -> str:
         storage = self.recorded.storage
         more = f"; stored as {storage.name}" if storage.lossy else ""
-        again = self.view.reader.manifest.recomputed_note
-        more += "" if again is None else f"; {again}"
         more += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
         return (
             "an estimate of what leaving examples out would take away: ranks and signs count, "
@@ -162,7 +160,8 @@ class Influence(OverLayers):
             notes.append('without the joint estimate, which would take long (rule="both")')
         if self._left_out:
             notes.append(f"not estimated through {', '.join(self._left_out)}")
-        return "; ".join(filter(None, notes))
+        notes.append(self._parts[0].view.reader.manifest.slots_note)
+        return "; ".join(dict.fromkeys(filter(None, notes)))
 
     @property
     def rule(self) -> str:
@@ -191,6 +190,16 @@ class Influence(OverLayers):
         """The same kept values, for the slots of another view of the memory."""
         return self._of([part.within(memory) for part in self._parts])
 
+    def seen_from(self, view: View) -> Influence:
+        """The same for the slots of another view, input by input."""
+        parts = [part.seen_from(view) for part in self._parts]
+        return Influence(parts, self._owners, inputs=self._inputs, **self._said)
+
+    @property
+    def joint(self) -> JointInfluence | None:
+        """The joint estimate that this one is made of, if it is."""
+        return next((part for part in self._parts if isinstance(part, JointInfluence)), None)
+
     def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
         return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
 
@@ -201,11 +210,9 @@ class Influence(OverLayers):
 
     def spread(self) -> Float[Tensor, "inputs"]:
         """The standard deviation over all training examples, for each input; whatever the view."""
-        parts = []
-        for part in self._parts:
-            whole = as_of(part.view.reader, Everything(), part.view.until)
-            parts.append(part.seen_from(replace(part.view, selection=whole, engine=part.view.engine.of_the_whole)))
-        total = Influence(parts, self._owners, inputs=self._inputs).totals("example")
+        view = self._parts[0].view
+        whole = replace(view, selection=as_of(view.reader, Everything(), view.until), engine=view.engine.of_the_whole)
+        total = self.seen_from(whole).totals("example")
         known = torch.tensor([group is not None for group in total.groups])
         return total.values[:, known].std(dim=1, correction=0)
 
