@@ -3,11 +3,11 @@
     pip install 'spotlights[peers]' scikit-learn
     python benchmarks/wrong_labels.py digits-mlp cancer passages --out runs/wrong-labels
 
-Some labels are flipped: to any other class ("uniform"), or always to the next one ("class-dependent"). A run is recorded
-on them, and the training examples are ranked. cleanlab gets the probabilities of five networks like the recorded one,
-each trained on four fifths of the examples, for the fifth that it has not seen: five trainings instead of one. The loss
-is that of the recorded network at the end of its training. Printed is the AUC: how often a flipped example ranks before
-one that is not.
+Some labels are flipped: to any other class ("uniform"), or always to the next one ("class-dependent"). A run is
+recorded on them, and the training examples are ranked. cleanlab gets the probabilities of five networks like the
+recorded one, each trained on four fifths of the examples, for the fifth that it has not seen: five trainings instead of
+one. The loss is that of the recorded network at the end of its training. Printed is the AUC: how often a flipped
+example ranks before one that is not.
 """
 
 from __future__ import annotations
