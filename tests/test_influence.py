@@ -352,8 +352,7 @@ def test_a_layer_counts_by_its_inputs_however_many_rows_it_has_for_them(tmp_path
         assert moment[-1, -1] == rows * visits
         strength = 1e9 * moment.diagonal().mean() / visits
         found = spot[name].influence(1, damping=1e9, balance=False).totals("example").values * strength
-        owners, inputs = spot[name].owners(1)
-        plain = sl.Influence([spot[name].contributions(1, rows=True)], [owners], inputs=inputs).totals("example").values
+        plain = spot[name].contributions(1).totals("example").values
         torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-9)
 
 
@@ -373,9 +372,8 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     found = []
     for matrices in (True, False):
         monkeypatch.setattr(sl.Contributions, "_matrices_are_cheaper", lambda *_, m=matrices, **__: m)
-        owners = [attention.owners(1)[0] for attention in spot.values()]
-        parts = [attention.contributions(1, rows=True) for attention in spot.values()]
-        found.append([sl.Influence(parts, owners, inputs=4), spot.influence(1)])
+        parts = [attention.contributions(1) for attention in spot.values()]
+        found.append([sl.Influence(parts, [torch.arange(4)] * len(parts), inputs=4), spot.influence(1)])
         found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
     for quick, slow in zip(*found, strict=True):
         assert quick.groups == slow.groups
@@ -414,3 +412,21 @@ def test_a_layer_is_balanced_by_the_mean_square_of_its_errors():
         sizes = torch.stack([weights[slot.step] * slot.error.double().square().sum() for slot in run.slots[name]])
         balanced = attention.influence(1).totals("example").values
         torch.testing.assert_close(balanced * sizes.mean(), plain, rtol=1e-9, atol=1e-12)
+
+
+def test_a_wide_layer_keeps_no_matrix_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An embedding of many tokens has more slots than tokens: a matrix of all pairs of slots would not fit."""
+    monkeypatch.setattr("spotlights.query.influence._WIDE", 4)
+    monkeypatch.setattr("spotlights.query.influence.whitened_by_keys", lambda *_, **__: pytest.fail("too large"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(20).reshape(10, 2) % 8
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        for _ in range(3):
+            recorder.batch(example=torch.arange(10))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(words), torch.arange(10) % 2).backward()
+            optimizer.step()
+    found = sl.open(tmp_path / "a.memory").attend(model, words[:3]).influence(1, rule="whitened")
+    assert found.totals("example").values.isfinite().all()

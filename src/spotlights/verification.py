@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,10 +19,11 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
 from spotlights.query.coefficients import unroll
 from spotlights.query.engine import View
+from spotlights.query.forward import parameters_of
 from spotlights.query.plan import Measure, Plan, Sweep
 from spotlights.query.reducers import LastReducer
 from spotlights.query.replay import Replay, is_replayed
-from spotlights.query.trained import trained_parameters
+from spotlights.query.trained import trained_parameters, what_differs
 from spotlights.query.weights import view_parameters
 from spotlights.results.tables import Printable, build
 
@@ -51,6 +52,8 @@ class Check:
     slots: int
     stored: str | None = None
     """The storage type, if that is lossy."""
+    differs: str | None = None
+    """How the model differs from the memory's last step, if it does."""
 
     @property
     def moved_steps(self) -> list[int]:
@@ -88,6 +91,8 @@ class Check:
             yield "training changed so little that rounding of the weights hides what is missing of it"
         elif not self.ok and self.stored is not None:
             yield f"numbers are stored as {self.stored}, and what their rounding does adds up"
+        elif not self.ok and self.differs is not None:
+            yield self.differs
         elif not self.ok and not (self.unexplained_steps or self.moved_steps):
             yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
@@ -141,6 +146,10 @@ def verify(
         damaged = _damaged(view) if files else []
         made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
         checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}
+    if model is not None and not all(check.ok for check in checks.values()):
+        layers = reader.manifest.layers
+        differs = what_differs(view, lambda name: parameters_of(model, layers[name]), list(layers))
+        checks = {name: replace(check, differs=differs) for name, check in checks.items()}
     if replayed is not None:
         return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
     rule = rule_named(reader.manifest.rule)

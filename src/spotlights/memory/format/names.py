@@ -100,6 +100,7 @@ MOVED = {
     2: "the optimizer's state was loaded or replaced",
     4: "its parameters left the optimizer, or were replaced",
     8: "the optimizer trains parameters that it did not hold when recording began",
+    16: "trained by an optimizer that is not recorded",
 }
 """What the step log says in its column `moved`, added up, where a step does not follow from the one before."""
 

@@ -119,9 +119,9 @@ def of_runs(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
 def contributions(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """All layers added up: exact in the last one, first order in the others."""
     layers, target = list(ask_about(data, recorded).values()), margin_of(data)
-    owners = [attention.owners(target)[0] for attention in layers]
-    parts = [attention.contributions(target, rows=True) for attention in layers]
-    return in_order(sl.Influence(parts, owners, inputs=len(data.test.labels)).totals("example"), data)
+    parts = [attention.contributions(target) for attention in layers]
+    inputs = torch.arange(len(data.test.labels))
+    return in_order(sl.Influence(parts, [inputs] * len(parts), inputs=len(inputs)).totals("example"), data)
 
 
 def scores(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
