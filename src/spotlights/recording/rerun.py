@@ -73,8 +73,16 @@ class Source:
         return found
 
     @property
+    def names(self) -> Sequence[str] | None:
+        """The examples' names by number; None where examples are numbers."""
+        column = self.reader.manifest.columns.get("example")
+        return column.strings if column is not None and column.kind == "string" else None
+
+    @property
     def bounds(self) -> list[int]:
         """Where stretches begin, and the last one ends."""
+        if not self.checkpoints:
+            raise UnsupportedError(f"{self.reader.address} is a recipe without steps: it has no slots yet.")
         return [*self.checkpoints, self.reader.steps]
 
     def segment(self, step: int) -> Segment:
@@ -130,8 +138,7 @@ class Rerun:
             self.optimizer = self._optimizer()
             self._parameters = trained_parameters(self.model, self.optimizer)
             self._load_state(step)
-        strings = source.reader.manifest.columns.get("example")
-        self._strings = strings.strings if strings is not None and strings.kind == "string" else None
+        self._strings = source.names
         self._checked = -1
 
     # -- a checkpoint --------------------------------------------------------------------------
@@ -257,6 +264,11 @@ class Rerun:
         return next((f for f in factors if abs(f - expected) > _MISFIT * expected), None)
 
     def _backward(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
+        loss = self.losses_of(step, batch, ids)
+        (loss if loss.ndim == 0 else loss.mean()).backward()
+
+    def losses_of(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> Tensor:
+        """What the user's function gives for examples of a batch, with the random numbers that it had."""
         with self._source.readable(step):
             if batch.random is not None:
                 torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
@@ -271,7 +283,7 @@ class Rerun:
             ) from error
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
-        (loss if loss.ndim == 0 else loss.mean()).backward()
+        return loss
 
     def _step(self, step: int, recipe: StepRecipe) -> None:
         with self._source.readable(step):
