@@ -290,7 +290,8 @@ class SegmentSlots:
             start += len(numbers)
 
     def column(self, name: str) -> Shaped[Tensor, "slots"]:
-        stored = self.file.tensor(self.layer.columns + name)
+        tensor = self.layer.columns + name
+        stored = self.file.required(tensor) if name == "step" else self.file.tensor(tensor)
         if stored is None:
             return missing(self.layer.column_kind(name), self.slots)
         described, entry = self.file.manifest.columns.get(name), self.file.entry
