@@ -301,7 +301,15 @@ def corruptions(folder: Path, count: int, seed: int = 0) -> Counter[str]:
             outcomes[line.partition(":")[0]] += 1
             if line.partition(":")[0].isupper():
                 print(f"  {done - 1}: {line}", file=sys.stderr, flush=True)
+            went(outcomes, 500)
     return outcomes
+
+
+def went(outcomes: Counter[str], every: int) -> None:
+    """Says now and then how far a torture is, which may take an hour."""
+    done = sum(outcomes.values())
+    if done % every == 0:
+        print(f"  {done:,} so far: {dict(outcomes.most_common())}", file=sys.stderr, flush=True)
 
 
 def _corrupt(
