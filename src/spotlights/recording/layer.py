@@ -54,6 +54,10 @@ class WeightUser:
     def name(self) -> str:
         return f"{self.path}.{self.map_name}" if self.map_name else self.path
 
+    @property
+    def numbers(self) -> int:
+        return sum(part.value.numel() for part in self.linear.weights.values())
+
 
 class RecordedLayer:
     """Collects the slots of one linear map, for all modules that use its weight."""
