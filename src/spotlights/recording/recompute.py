@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -17,14 +17,16 @@ from pathlib import Path
 
 import torch
 import xxhash
+from torch import Tensor, nn
 
-from spotlights.errors import ResumeError, SpotlightsWarning, UnsupportedError
+from spotlights.errors import ResumeError, SettingError, SpotlightsWarning, UnsupportedError
 from spotlights.memory.files import Committed, read_manifest
 from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
 from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
 from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
 from spotlights.memory.writer import SEGMENT_BYTES
+from spotlights.recording.adjoint import Adjoint, sweep_back
 from spotlights.recording.recorder import Recorder
 from spotlights.recording.rerun import Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
@@ -33,7 +35,9 @@ Told = Callable[[float], object]
 """Is told the share that is done."""
 
 
-def record(source: Source, store: Store, steps: range, told: Told = lambda share: None) -> float:
+def record(
+    source: Source, store: Store, steps: range, told: Told = lambda share: None, *, overwrite: bool = True
+) -> float:
     """Records some steps as a memory that counts from 0; returns how far off the weights were at most."""
     entry = source.reader.manifest.recipe
     assert entry is not None
@@ -46,7 +50,7 @@ def record(source: Source, store: Store, steps: range, told: Told = lambda share
         sample=1.0,
         sample_steps=1.0,
         resume=False,
-        overwrite=True,
+        overwrite=overwrite,
         segment_bytes=SEGMENT_BYTES,
     )
     run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
@@ -134,10 +138,18 @@ class Recomputation:
             )
         return reader
 
-    def record(self, store: Store, steps: range, told: Told) -> None:
+    def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""
+        if store.is_same_place(self.source.reader.store):
+            raise SettingError(f"{store} is the recipe itself. Choose another path for its slots.")
         with self._lock:
-            record(self.source, store, steps, told)
+            record(self.source, store, steps, told, overwrite=overwrite)
+
+    def sweep_back(self, answer: Callable[[nn.Module], Tensor], told: Told) -> tuple[Adjoint, Sequence[str] | None]:
+        """The derivative of some numbers with respect to each example's weight; and the names of examples."""
+        run_threads = Rerun(self.source, self.source.checkpoints[0]).threads
+        with self._lock, as_recorded(run_threads):
+            return sweep_back(self.source, answer, told), self.source.names
 
     @property
     def steps(self) -> int:
