@@ -343,6 +343,15 @@ def test_a_cache_that_loses_files_in_the_middle_of_a_scan_changes_no_answer(addr
     assert calls.count(False) > 5
 
 
+def test_damage_in_the_cache_changes_no_answer_though_it_is_read_some_rows_at_a_time(address, wide, cache):
+    asked = sl.open(address).attend(wide, examples(torch.float32)[0][:3])["2"]
+    expected = asked.scores()
+    for _ in range(2):  # in files that this process has written, and once more
+        for file in cache.iterdir():
+            file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+        assert torch.equal(asked.scores(), expected)
+
+
 def test_the_files_used_last_stay_in_the_cache(tmp_path):
     cache = Cache(tmp_path, 3 * 108)  # with their checksums
     for number, key in enumerate("abc"):
