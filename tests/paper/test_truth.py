@@ -240,6 +240,15 @@ def test_scores_of_another_shape_are_refused(tmp_path: Path):
         Margins.load(tmp_path / "broken.npz")
 
 
+def test_dattri_scores_the_same_margins_as_we_do():
+    metric = pytest.importorskip("dattri.metric", reason="dattri is not installed")
+    members = halves(12, 40)
+    scores = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(12, 7, generator=torch.Generator().manual_seed(1))
+    margins = Margins("toy", members, members.float() @ scores.T + 5 * noise)
+    assert float(metric.lds(scores.T, margins.for_dattri)[0].mean()) == pytest.approx(margins.lds(scores).mean)
+
+
 KEPT = sorted((Path(__file__).parents[2] / "docs" / "truth").glob("*.npz"))
 
 
