@@ -19,7 +19,7 @@ export async function ask(path, parameters = {}, kind = null, waits = null, meth
     const sorted = given.map(([name, value]) => [name, String(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
     const found = offline.answers[JSON.stringify([path, ...sorted])];
     if (found === undefined) throw new Refused("This saved page does not hold that answer. The explorer does: spotlights explore.");
-    return JSON.parse(JSON.stringify(found), (_, value) => (typeof value === "string" && offline.images[value]) || value);
+    return JSON.parse(JSON.stringify(found), (_, value) => (typeof value === "string" && Object.hasOwn(offline.images, value) ? offline.images[value] : value));
   }
   const control = new AbortController();
   if (kind) {
