@@ -166,6 +166,12 @@ class Subject:
         other.path = Path(memory)
         return other
 
+    def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
+        """The same subject, whose training examples can be asked about."""
+        other = copy.copy(self)
+        other._example_input = example_input
+        return other
+
     def explore(
         self,
         *,

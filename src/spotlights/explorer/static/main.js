@@ -79,6 +79,7 @@ async function changed(keys) {
 async function draw(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
   markCurrent();
+  document.body.dataset.view = state.view;
   for (const each of $("views").children) each.setAttribute("aria-current", each.dataset.view === state.view ? "page" : "false");
   $("answer").hidden = Boolean(state.view);
   $("view").hidden = !state.view;
