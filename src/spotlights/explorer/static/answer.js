@@ -33,7 +33,7 @@ export const theAnswer = () => answer;
 const estimate = () => measure().estimate;
 const columns = () => [...Object.keys(run.groups).filter((name) => run.groups[name].length > 1), ...(run.visits ? ["step"] : [])];
 export const column = () => (columns().includes(state.per) ? state.per : columns()[0] ?? "step");
-export const look = (value, of = column()) => (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" };
+export const look = (value, of = column()) => { const found = (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" }; return { ...found, name: visible(found.name) }; };
 const outputName = (number) => visible(answer.outputs.find((each) => each.number === number)?.name ?? number);
 export const targetName = (target = found?.target, versus = found?.versus) => `“${outputName(target)}”${versus === null || versus === undefined ? "" : ` rather than “${outputName(versus)}”`}`;
 export const ink = () => Boolean(run.drawing);

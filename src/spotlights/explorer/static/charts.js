@@ -14,7 +14,7 @@ const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 export function waterfall(place, rows, { sum = null, label, open = null, whole = null }) {
   const before = new Map([...place.querySelectorAll("[data-key] .solid")].map((bar) => [bar.parentNode.dataset.key, [bar.getAttribute("x"), bar.getAttribute("width")]]));
   const width = Math.max(240, place.clientWidth);
-  const names = Math.min(Math.max(...rows.map(({ name }) => 7.2 * String(name).length + 26), 70), 0.34 * width, 230);
+  const names = Math.min(Math.max(...rows.map(({ name }) => 7.2 * String(name).length + 26), 70), (width < 460 ? 0.4 : 0.34) * width, 230);
   const numbers = width < 460 ? 62 : 78;
   const high = Math.max(ROW, Math.min(TALL, Math.floor(FILLED / rows.length))); // few rows are taller: the chart fills its place
   let at = 0;

@@ -111,7 +111,7 @@ function names(bands, x, y) {
   const at = Math.round(0.9 * (found.edges.length - 1));
   return bands.map(({ group, base, top }) => {
     const high = Math.abs(y(base[at]) - y(top[at]));
-    return high < 17 ? null : text(x(found.edges[at]), (y(base[at]) + y(top[at])) / 2, look(group, found.per).name, { "text-anchor": "middle", "font-weight": 650, "font-size": 13, fill: "#fff", stroke: "#0009", "stroke-width": 3, "paint-order": "stroke", "pointer-events": "none" });
+    return high < 17 ? null : text(x(found.steps) - 10, (y(base[at]) + y(top[at])) / 2, look(group, found.per).name, { "text-anchor": "end", "font-weight": 650, "font-size": 13, fill: "#fff", stroke: "#0009", "stroke-width": 3, "paint-order": "stroke", "pointer-events": "none" });
   });
 }
 

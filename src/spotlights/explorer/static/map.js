@@ -81,7 +81,7 @@ function resize() {
   if (!wide) return;
   const ratio = Math.min(2, devicePixelRatio || 1);
   canvas.width = Math.round(wide * ratio);
-  canvas.height = Math.round(Math.min(0.66 * wide, Math.max(320, 0.74 * innerHeight)) * ratio);
+  canvas.height = Math.round(Math.min(Math.max(0.66 * wide, Math.min(380, 1.15 * wide)), Math.max(320, 0.74 * innerHeight)) * ratio);
   canvas.style.height = `${canvas.height / ratio}px`;
   paint(map.at);
 }
