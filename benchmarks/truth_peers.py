@@ -26,8 +26,8 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from spotlights_paper.experiments.truth.data import Data
-from spotlights_paper.experiments.truth.harness import keep_answer
-from spotlights_paper.experiments.truth.recorded import MethodScores, record
+from spotlights_paper.experiments.truth.margins import MethodScores, keep_answer
+from spotlights_paper.experiments.truth.recorded import record
 from spotlights_paper.experiments.truth.retraining import Job, trained
 from spotlights_paper.experiments.truth.settings import (
     Setting,

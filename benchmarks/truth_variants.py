@@ -65,9 +65,9 @@ class Asked:
         view, recorded = self.attention.view, self.attention.recorded
         steps = (unroll if preconditioned else unroll_plainly)(view.reader, recorded.name, view.until)
         asked = DirectedQueries(queries, directions, ones)
-        part = Contributions(view, recorded, asked, exact=False, unrolled=steps)
-        owners, inputs = self.attention.owners(margin_of(self.data))
-        return in_order(Influence([part], [owners], inputs=inputs).totals("example"), self.data)
+        part = Contributions(view, recorded, asked, adds_up=False, unrolled=steps)
+        rows = self.attention.rows_of_inputs(margin_of(self.data))
+        return in_order(Influence([part], [rows.owners], inputs=rows.inputs).totals("example"), self.data)
 
     # -- the variants of one layer -----------------------------------------------------------
 

@@ -215,7 +215,7 @@ def test_history_is_the_library_s(tmp_path: Path):
     assert [row["example"] for row in data["for"]] == expected.top(2).columns["example"][0][0]
     assert picture.read_bytes().startswith(b"\x89PNG")
     shown = spotlights("history", run, first_input())
-    assert "not a forecast" in shown.stdout
+    assert shown.stdout.count("not a forecast") == 1  # several tables have this note
     assert "digit" in shown.stdout or "label" in shown.stdout
     top = json.loads(spotlights("top", run, first_input(), "--measure", "history", "--target", 3, "--json").stdout)
     assert top["rows"][0]["example"] == small_demo().spotlights(1).history(3).top(1).columns["example"][0][0][0]
@@ -245,7 +245,10 @@ def test_mask_shows_both_answers():
     masked = found.memory.without(label=[1, 2]).without(step=range(9)).primal(found.network, layers=["layers.2"])
     expected = masked(found.images.test.inputs[:1])[0]
     assert [output["logit"] for output in data["without"]["outputs"]] == pytest.approx(expected.tolist(), rel=1e-4)
-    assert "without these" in spotlights("mask", found.settings.out, first_input(), "label=1").stdout
+    shown = spotlights("mask", found.settings.out, first_input(), "label=1").stdout
+    assert "without these" in shown
+    assert "left out in layers.2" in shown
+    assert "all layers" in spotlights("mask", found.settings.out, first_input(), "label=1", "--layers", "all").stdout
 
 
 @pytest.mark.parametrize("command", ["top", "totals", "explore"])

@@ -352,8 +352,7 @@ def test_a_layer_counts_by_its_inputs_however_many_rows_it_has_for_them(tmp_path
         assert moment[-1, -1] == rows * visits
         strength = 1e9 * moment.diagonal().mean() / visits
         found = spot[name].influence(1, damping=1e9, balance=False).totals("example").values * strength
-        owners, inputs = spot[name].owners(1)
-        plain = sl.Influence([spot[name].contributions(1, rows=True)], [owners], inputs=inputs).totals("example").values
+        plain = spot[name].contributions(1).totals("example").values
         torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-9)
 
 
@@ -373,9 +372,8 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     found = []
     for matrices in (True, False):
         monkeypatch.setattr(sl.Contributions, "_matrices_are_cheaper", lambda *_, m=matrices, **__: m)
-        owners = [attention.owners(1)[0] for attention in spot.values()]
-        parts = [attention.contributions(1, rows=True) for attention in spot.values()]
-        found.append([sl.Influence(parts, owners, inputs=4), spot.influence(1)])
+        parts = [attention.contributions(1) for attention in spot.values()]
+        found.append([sl.Influence(parts, [torch.arange(4)] * len(parts), inputs=4), spot.influence(1)])
         found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
     for quick, slow in zip(*found, strict=True):
         assert quick.groups == slow.groups

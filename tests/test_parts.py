@@ -54,6 +54,7 @@ def everything(memory: sl.Memory, model: torch.nn.Module) -> list[Any]:
     """The answers to all questions that pass over slots."""
     answers = [rows(ask(memory, model, measure)) for measure in ("score", "contribution", "influence")]
     spot = memory.attend(model, examples()[0][:3])
+    many = memory.attend(model, examples()[0].repeat(8, 1))
     masks = memory.masks(model, ["label"])
     masks.build()
     layers = list(memory.layers)
@@ -62,6 +63,7 @@ def everything(memory: sl.Memory, model: torch.nn.Module) -> list[Any]:
         rows([spot.history(target=1).totals("label")]),
         [memory.without(label=1).weights(layer).tolist() for layer in layers],
         [spot[layer].scores().tolist() for layer in layers],
+        [many[layer].totals("label", absolute=True).values.tolist() for layer in layers],
         memory.verify(model).ok,
         len(memory.where(label=1)),
     ]

@@ -168,7 +168,10 @@ def test_trained_parameters_that_are_not_recorded_are_listed_at_once_and_in_the_
     known = sl.open(path).info.as_dict()
     assert (known["recorded parameters"], known["trained parameters"]) == (57, 63)
     assert known["not recorded"] == ["1.weight"]
-    assert "recorded: 90.4 % of 63 trained parameters" in str(sl.open(path).info)
+    shown = str(sl.open(path).info)
+    assert "recorded: 90.4 % of 63 trained parameters" in shown
+    assert "1.weight: not recorded because" in shown
+    assert "0.weight" not in shown
 
 
 def _where_warned(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from spotlights._version import __version__
 
 if TYPE_CHECKING:
-    from spotlights.api import Memory, open
+    from spotlights.api import Memory, observe, open
     from spotlights.dual import DualLinear
     from spotlights.dual_form import dot_attention
     from spotlights.errors import (
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
+    from spotlights.query.runs import RunsInfluence, influence
     from spotlights.recording import Recorder, record
+    from spotlights.rewinding import Rewound
     from spotlights.subject import Drawing, Subject
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "Recorder",
     "RecordingStoppedWarning",
     "ResumeError",
+    "Rewound",
+    "RunsInfluence",
     "SettingError",
     "ShapeMismatchError",
     "Shard",
@@ -65,6 +69,8 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "dot_attention",
+    "influence",
+    "observe",
     "open",
     "record",
     "register_layer",
@@ -99,10 +105,14 @@ _HOMES = {
     "register_layer": "spotlights.layers",
     "Mask": "spotlights.query.masks",
     "Merged": "spotlights.query.parts",
+    "RunsInfluence": "spotlights.query.runs",
+    "influence": "spotlights.query.runs",
     "Shard": "spotlights.query.parts",
     "Memory": "spotlights.api",
+    "observe": "spotlights.api",
     "open": "spotlights.api",
     "Recorder": "spotlights.recording",
+    "Rewound": "spotlights.rewinding",
     "record": "spotlights.recording",
     "MarkedText": "spotlights.explorer.views",
     "Drawing": "spotlights.subject",

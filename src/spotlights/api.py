@@ -31,7 +31,8 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
-from spotlights.query.forward import ForwardPass
+from spotlights.query.forecast import Retrain, calibrate
+from spotlights.query.forward import ForwardPass, Target
 from spotlights.query.history import Asked
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
@@ -39,9 +40,11 @@ from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
+from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
-from spotlights.results import ExampleVisits, Label, Suspects
+from spotlights.results import Calibration, ExampleVisits, Label, Suspects
+from spotlights.rewinding import Rewound, rewind
 from spotlights.verification import Verification, verify
 
 
@@ -74,6 +77,51 @@ def open(
     if model is None or recompute is None or reader.manifest.recipe is None:  # other memories have their slots
         return Memory(view)
     return Memory(view, Recomputation(Source(reader, model, recompute, optimizer), kept))
+
+
+def observe(
+    model: nn.Module,
+    loss: Loss,
+    ids: Any,
+    path: str | Path,
+    *,
+    checkpoints: Sequence[Checkpoint] = (),
+    columns: Mapping[str, Any] | None = None,
+    batch: int = 128,
+    layers: str | Sequence[str] | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda share: None,
+) -> Memory:
+    """Writes a memory of a network that is already trained: scores, influence and suspects, as estimates.
+
+    One pass over the training data notes keys and errors at the trained weights, and one more for each checkpoint of
+    the training that was kept. Contributions, masks, histories and verify need a recording (docs/observed.md).
+
+    Args:
+        model: the trained network. A copy of it is run, in eval mode.
+        loss: `loss(model, ids)`: the mean loss of these examples, or one loss for each.
+        ids: the training examples, as whole numbers or names.
+        path: the directory to write, or an address in a bucket.
+        checkpoints: state dicts of earlier weights, or files of them. All weigh the same.
+        columns: further columns by name, one value for each example: `{"label": labels}`.
+        batch: how many examples are run at once.
+        layers: names or patterns of the layers to observe; all by default.
+        dtype: how keys and errors are stored, as for `record`.
+        overwrite: replace the memory at `path`.
+        progress: is told the share that is done.
+    """
+    observe_network(
+        *(model, loss, ids, store_at(path)),
+        checkpoints=checkpoints,
+        columns=columns or {},
+        batch=batch,
+        layers=layers,
+        dtype=dtype,
+        overwrite=overwrite,
+        told=progress,
+    )
+    return open(path)
 
 
 def _whole(reader: MemoryReader, engine: Engine) -> View:
@@ -154,6 +202,11 @@ class Memory:
         return self.view.reader.manifest.recomputed
 
     @property
+    def observed(self) -> int:
+        """Of a network that was already trained: at how many sets of weights; 0 if a training was recorded."""
+        return self._known.reader.manifest.observed
+
+    @property
     def has_errors(self) -> bool:
         """Whether errors were recorded; without them there are scores only."""
         return self.view.reader.manifest.errors
@@ -212,7 +265,10 @@ class Memory:
 
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
-        what = self._known.selection if self._known.reader.manifest.recipe is None else "a recipe"
+        manifest = self._known.reader.manifest
+        what = self._known.selection if manifest.recipe is None else "a recipe"
+        if manifest.observed:
+            what = f"{what}, {manifest.slots_note}"
         return f"Memory({self._known.reader.address}: {what}, {self.steps:,} steps, layers {layers})"
 
     # -- views ---------------------------------------------------------------------------------
@@ -249,7 +305,7 @@ class Memory:
         model: nn.Module,
         inputs: Any,
         *,
-        layers: Sequence[str] | None = None,
+        layers: str | Sequence[str] | None = None,
         kernel: str = "dot",
         part: str | None = None,
     ) -> Spotlights:
@@ -271,14 +327,14 @@ class Memory:
         parts = {name: entry.parts for name, entry in reader.manifest.layers.items() if entry.parts}
         if part is not None and not any(part in of_layer for of_layer in parts.values()):
             raise UnknownNameError(f'No layer has keys with a part "{part}". There are: {parts or "no parts at all"}.')
-        entries = reader.manifest.layers
+        entries, layers = reader.manifest.layers, [layers] if isinstance(layers, str) else layers
         if layers is not None:
             entries = {name: entry for name, entry in entries.items() if name in layers or entry.turned}
         forward = ForwardPass(model, inputs, entries)
         for name in layers or ():
             if name not in forward.transposed_uses:
                 reader.layer(name)  # an unknown one gets its error here
-        differs = what_differs(self.view, forward, list(entries))
+        differs = what_differs(self.view, forward.parameters, list(entries))
         attentions = {
             name: Attention(self.view, reader.layers[name], forward, kernel, part=part, differs=differs)
             for name, entry in entries.items()
@@ -344,6 +400,20 @@ class Memory:
         self._recomputation.record(store_at(path), chosen, progress)
         return open(path)
 
+    def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
+        """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
+
+        What is given back says how many steps are to be trained again, and has hashes of the checkpoint and of the
+        examples of each later step. Of a recipe that was opened with its loss, `train()` takes these steps itself.
+
+        Args:
+            model: the network, of the structure of the recorded one. Its weights and buffers are replaced.
+            optimizer: made as the recorded one was. Its state and options are replaced. Not needed for a recipe.
+            without: what is to be forgotten, as in `spotlights mask`: "example=17,99", "label=3; source=mails".
+        """
+        source = None if self._recomputation is None else self._recomputation.source
+        return rewind(self._known, source, model, optimizer, without)
+
     def prepare_influence(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Adds up the second moments of the keys, which influence needs; they are kept beside the memory.
 
@@ -367,6 +437,31 @@ class Memory:
             columns: whose values can be masked at once; those of `groups()` by default.
         """
         return Masks(self.view, model, list(self.groups()) if columns is None else columns)
+
+    def calibrate(
+        self,
+        retrain: Retrain,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        target: Target,
+        halves: int = 8,
+        seeds: int = 2,
+        curvature: float = 2.0,
+    ) -> Calibration:
+        """Retrains on a few random halves, so that forecasts have a size and an interval; kept with the memory.
+
+        Args:
+            retrain: a function of a list of example ids that trains a fresh network on these, with a seed of its own.
+            model: the trained network.
+            inputs: a few inputs like those that forecasts will be about.
+            target: the number of interest, as for forecasts.
+            halves: how many random halves of the examples to train on.
+            seeds: how often to train on all examples, for the noise of seeds.
+            curvature: as for `Spotlights.forecast`.
+        """
+        spot = self.attend(model, inputs)
+        return calibrate(spot, target, retrain, halves=halves, seeds=seeds, curvature=curvature)
 
     def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
         """The k training examples of this view that look most mislabelled, with the class the network says instead.

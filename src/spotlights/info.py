@@ -99,7 +99,7 @@ class MemoryInfo(Printable):
         reader = self._view.reader
         manifest, without = reader.manifest, _without_slots(reader)
         covered = manifest.covered_numbers
-        known = self._has_rules and manifest.errors and manifest.sample is None
+        known = self._has_rules and manifest.errors and manifest.sample is None and not manifest.observed
         checked = reader.layers if known and manifest.recipe is None else ()
         gaps = [name for name in checked if has_gaps(reader, name, reader.steps)]
         rounded = any(layer.storage.lossy for layer in reader.layers.values())
@@ -115,6 +115,7 @@ class MemoryInfo(Printable):
             "sampled": None if manifest.sample is None else str(manifest.sample),
             "recipe": manifest.recipe is not None,
             "recomputed": manifest.recomputed,
+            "observed": manifest.observed,
             "contributions": known,
             "exact": known and not gaps and not rounded,
             "not exact in": gaps,
@@ -148,8 +149,11 @@ class MemoryInfo(Printable):
         if known["sampled"]:
             rule = rule_named(self._view.reader.manifest.rule)
             exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
+        made = f"{known['steps']:,} steps of {known['optimizer']} ({exact})"
+        if known["observed"]:
+            made = self._view.reader.manifest.slots_note
         note = (
-            f"{known['status']} · {known['steps']:,} steps of {known['optimizer']} ({exact}) · "
+            f"{known['status']} · {made} · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
         if known["folded"]:
@@ -159,16 +163,15 @@ class MemoryInfo(Printable):
         if known["recipe"]:
             note += "\na recipe: sl.open(path, model=model, recompute=loss) computes slots when a question needs them"
         if known["recomputed"] is not None:
-            off = self._view.reader.manifest.recomputed_note
+            off = self._view.reader.manifest.slots_note
             note += f"\n{off or 'slots computed again from a recipe, bit for bit'}"
         covered, trained = known["recorded parameters"], known["trained parameters"]
         if trained:
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
             note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
-        if known["not recorded"]:
+        lines = [f"{name}: {state}" for name, state in known["parameters"].items() if state != "recorded"]
+        if known["not recorded"] and not lines:  # memories of earlier versions name no reasons
             note += f"\nnot recorded: {', '.join(known['not recorded'])}"
-        lines = [f"{name}: {state}" for name, state in known["parameters"].items()]
-        lines.sort(key=lambda line: line.endswith(": recorded"))  # what is not comes first
         note += "".join(f"\n{line}" for line in lines[:_PARAMETERS_SHOWN])
         if len(lines) > _PARAMETERS_SHOWN:
             note += f"\n… and {len(lines) - _PARAMETERS_SHOWN} more (memory.info.as_dict()['parameters'])"

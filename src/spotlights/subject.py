@@ -109,6 +109,7 @@ class Subject:
         show: Show | None = None,
         show_input: Show | None = None,
         example_input: Callable[[int], Tensor] | None = None,
+        loss: Callable[[nn.Module, Any], Tensor] | None = None,
         retrain: Callable[[Sequence[int]], nn.Module] | None = None,
         drawing: Drawing | None = None,
         tokenizer: Tokenizer | None = None,
@@ -132,6 +133,7 @@ class Subject:
                 by default the sentence around a position of `text`.
             show_input: the same for the position of a test input; by default its own numbers.
             example_input: from a training example's id to the model's input, so that it can be asked about.
+            loss: for a recipe: `loss(model, ids)`, as `sl.open` takes it in `recompute=`.
             retrain: from the ids of training examples to the network trained without these; `spotlights retrain-check`
                 compares it with the estimate.
             drawing: how drawn and uploaded images become inputs.
@@ -150,6 +152,7 @@ class Subject:
         self._model, self._inputs, self._text = model, inputs, text
         self._labels, self._ids, self._sources, self._show_input = labels, ids, sources, show_input
         self._classes, self._show, self._example_input = classes, show, example_input
+        self._loss = loss
         self.retrain, self.drawing, self.tokenizer, self.target = retrain, drawing, tokenizer, target
         self.layer, self.kernel = layer, kernel
         self.title = self.path.name if title is None else title
@@ -227,7 +230,10 @@ class Subject:
 
     def open(self) -> sl.Memory:
         """The memory as it is now: it has more steps than before if it is still being recorded."""
-        return sl.open(self.path)
+        memory = sl.open(self.path)
+        if self._loss is None:
+            return memory
+        return sl.open(self.path, model=self.load_model(memory), recompute=self._loss)
 
     def load_model(self, memory: sl.Memory) -> nn.Module:
         """A copy of the model as it was given, or what the given function makes."""

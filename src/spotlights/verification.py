@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
-from spotlights.memory.blocks import Everything, as_of
+from spotlights.memory.blocks import Block, Everything, Selection, as_of
 from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
@@ -19,11 +19,16 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
 from spotlights.query.coefficients import unroll
 from spotlights.query.engine import View
+from spotlights.query.forward import parameters_of
+from spotlights.query.plan import Measure, Plan, Sweep
 from spotlights.query.reducers import LastReducer
 from spotlights.query.replay import Replay, is_replayed
-from spotlights.query.trained import trained_parameters
+from spotlights.query.trained import trained_parameters, what_differs
 from spotlights.query.weights import view_parameters
 from spotlights.results.tables import Printable, build
+
+_FILES = 4
+"""So many are compared with their checksums by one plan."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Check:
     slots: int
     stored: str | None = None
     """The storage type, if that is lossy."""
+    differs: str | None = None
+    """How the model differs from the memory's last step, if it does."""
 
     @property
     def moved_steps(self) -> list[int]:
@@ -84,6 +91,8 @@ class Check:
             yield "training changed so little that rounding of the weights hides what is missing of it"
         elif not self.ok and self.stored is not None:
             yield f"numbers are stored as {self.stored}, and what their rounding does adds up"
+        elif not self.ok and self.differs is not None:
+            yield self.differs
         elif not self.ok and not (self.unexplained_steps or self.moved_steps):
             yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
@@ -128,14 +137,19 @@ def verify(
     """Compares the parameters that a view makes up with the trained ones; arguments as for `Memory.verify`."""
     reader = view.reader
     with _damage_named(reader, files=files):
+        reader.need_recording("To verify weights takes")
         if reader.manifest.fold is not None or reader.manifest.sample is not None:
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
             unroll(reader, layer, view.until)  # refuses before the long part, if it must
-        damaged = reader.damaged() if files else []
+        damaged = _damaged(view) if files else []
         made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
         checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}
+    if model is not None and not all(check.ok for check in checks.values()):
+        layers = reader.manifest.layers
+        differs = what_differs(view, lambda name: parameters_of(model, layers[name]), list(layers))
+        checks = {name: replace(check, differs=differs) for name, check in checks.items()}
     if replayed is not None:
         return Verification(checks, damaged, f"{reader.manifest.optimizer} was run again on the recorded gradients")
     rule = rule_named(reader.manifest.rule)
@@ -153,6 +167,29 @@ def _refuse(reader: MemoryReader, *, files: bool) -> None:
         ("Its files are what was written, and memory.layers" if files else "memory.layers")
         + " says at how many steps all slots did not explain the gradients (it was compared as they were recorded)",
     )
+
+
+@dataclass(frozen=True)
+class Damage(Measure):
+    """Which of some files do not hold what was written, in sentences: one value, no slots."""
+
+    among: slice
+
+    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
+        def blocks(selection: Selection) -> Iterator[tuple[Block, list[str]]]:
+            yield Block(reader.layer(layer), ()), reader.damaged(self.among)
+
+        return Sweep(blocks)
+
+
+def _damaged(view: View) -> list[str]:
+    """Of all files, some at a time: an engine divides them."""
+    reader = view.reader
+    plans = [
+        Plan(next(iter(reader.layers)), Everything(), (LastReducer(),), Damage(slice(first, first + _FILES)))
+        for first in range(0, reader.files if reader.layers else 0, _FILES)
+    ]
+    return [sentence for (last,) in view.run(*plans) for sentence in last.value]  # type: ignore[attr-defined]
 
 
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:

@@ -160,6 +160,9 @@ def truth(
         typer.Option(help="influence, contribution, score or same label; all by default. Give it several times."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder; goes on with what lies there.")] = Path("runs/truth"),
+    margins: Annotated[
+        Path | None, typer.Option(help="A file of margins, as in docs/truth: no halves are retrained.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few hundred images, to see that it works.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -175,6 +178,22 @@ def truth(
         same=same,
         removals=removals,
         methods=method or tuple(METHODS),
+        margins=margins,
         quick=quick,
     )
     print_json(result.as_dict()) if as_json else print_result(result)
+
+
+@evaluations.command(epilog="Example:  [bold]spotlights evaluate scores mine.npz --margins docs/truth/diabetes.npz[/]")
+def scores(
+    files: Annotated[
+        list[Path], typer.Argument(help='NumPy files with an array "scores": test inputs × training examples.')
+    ],
+    margins: Annotated[Path, typer.Option(help="The setting's margins, as in docs/truth.")],
+    as_json: AsJson = False,
+) -> None:
+    """Score a method of your own against networks that were retrained before: in seconds, nothing is trained."""
+    from spotlights_paper.experiments.truth.margins import score_files
+
+    result = score_files(files, margins)
+    print_json(asdict(result)) if as_json else print_result(result)

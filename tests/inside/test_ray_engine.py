@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import spotlights as sl
 from spotlights.cli import app
 from spotlights.interrupts import checking, watching
+from spotlights.memory.layer_reader import SegmentSlots
+from spotlights.memory.reader import MemoryReader
 from spotlights.query import ray_engine
 from test_parts import SUBJECT, adam, assert_close, everything, record
 from training import examples, network, sgd
@@ -25,7 +27,7 @@ class StandIn:
     """What the engine uses of Ray. A task runs when its result is waited for, on pickled copies of its arguments."""
 
     def __init__(self, cpus: int) -> None:
-        self.cpus, self.made, self.cancelled = cpus, [], []
+        self.cpus, self.made, self.cancelled, self.in_task = cpus, [], [], 0
         self.initialized_with: str | None = "nothing"
 
     def is_initialized(self) -> bool:
@@ -70,13 +72,15 @@ class StandIn:
 
 class Later:
     def __init__(self, ray: StandIn, function: Callable[..., Any], *args: Any) -> None:
-        self._function, self._args = function, args
+        self._ray, self._function, self._args = ray, function, args
         self._result: bytes | None = None
 
     def result(self) -> Any:
         if self._result is None:
             args = [arg.result() if isinstance(arg, Later) else arg for arg in self._args]
+            self._ray.in_task += 1
             self._result = pickle.dumps(self._function(*args))
+            self._ray.in_task -= 1
         return pickle.loads(self._result)
 
 
@@ -92,9 +96,21 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 @pytest.mark.parametrize(("make", "keep"), [(sgd, True), (adam, False)])
-def test_every_question_has_the_answer_of_the_threads(tmp_path: Path, ray: StandIn, make: Any, keep: bool):
+def test_every_question_has_the_answer_of_the_threads_and_is_answered_by_tasks_alone(
+    tmp_path: Path, ray: StandIn, monkeypatch: pytest.MonkeyPatch, make: Any, keep: bool
+):
     model = record(tmp_path / "run", make)
     expected = everything(sl.open(tmp_path / "run"), model)
+
+    def in_a_task(original: Any) -> Any:
+        def called(*args: Any) -> Any:
+            assert ray.in_task, "whoever asks has read keys, errors or whole files"
+            return original(*args)
+
+        return called
+
+    monkeypatch.setattr(SegmentSlots, "decoded", in_a_task(SegmentSlots.decoded))
+    monkeypatch.setattr(MemoryReader, "damaged", in_a_task(MemoryReader.damaged))
     assert_close(everything(sl.open(tmp_path / "run").on("ray", keep=keep), model), expected)
     assert ray.initialized_with is None
     assert len(ray.made) == int(keep)

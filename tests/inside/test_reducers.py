@@ -249,11 +249,19 @@ class TestKeyMoments(ReducerContract):
         )
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (reducer.result(attention(self.layer).recorded),)
+        return reducer.result(), reducer.visits
 
 
 class TestKeyMomentsOfIndexedKeys(TestKeyMoments):
     layer = "0"
+
+
+class TestAllKeys(ReducerContract):
+    def make(self) -> Reducer:
+        return reducers.AllKeysReducer(7)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.result(),)
 
 
 class TestErrorSize(ReducerContract):

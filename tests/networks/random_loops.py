@@ -75,6 +75,7 @@ EVENTS = (
     "paused",
     "loss of NaN",
     "autocast",
+    "there and back",
 )
 DESCRIBED = ("examples", "positions", "list", "nothing", "wrong shape", "late", "one id", "strings")
 
@@ -217,6 +218,10 @@ class Training:
         loss.backward(retain_graph=happens("retained graph"))
         if happens("retained graph"):
             loss.backward()
+        if happens("there and back"):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.1).sub_(0.1)
         if happens("accumulate"):
             other = (ids + 1) % EXAMPLES
             if loop.described != "late":

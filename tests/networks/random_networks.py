@@ -77,7 +77,7 @@ class Experts(nn.Module):
         y = torch.zeros_like(rows)
         for expert in range(2):
             chosen = ((rows[:, 0] > 0).long() == expert).nonzero()[:, 0]
-            y = y.index_add(0, chosen, rows[chosen] @ self.experts[expert])
+            y = y.index_add(0, chosen, (rows[chosen] @ self.experts[expert]).to(y.dtype))
         return y.view_as(x)
 
 
@@ -93,7 +93,7 @@ class Mixture(nn.Module):
         y = torch.zeros_like(rows)
         for expert, module in enumerate(self.experts):
             chosen = ((rows[:, 0] > 0).long() == expert).nonzero()[:, 0]
-            y = y.index_add(0, chosen, module(rows[chosen]))
+            y = y.index_add(0, chosen, module(rows[chosen]).to(y.dtype))
         return y.view_as(x)
 
 

@@ -97,6 +97,71 @@ def test_a_change_in_mid_run_is_exact_from_then_on_or_logged_with_step_and_reaso
         assert f"{layer}:" in words(done.memory.verify(done.model)), "verify says NO without a reason"
 
 
+def test_a_layer_that_joins_the_optimizer_is_not_said_to_be_changed_from_outside(tmp_path):
+    make, change, layer = MID_RUN["a parameter group added"]
+    done = run(mlp(), make, tmp_path / "m", changed_at_two(change), steps=5)
+    moved = done.memory.verify(done.model)[layer].moved
+    assert moved == {"the optimizer trains parameters that it did not hold when recording began": [2, 3, 4]}
+
+
+def test_a_new_optimizer_in_the_place_of_the_old_one_is_told_at_its_first_step(tmp_path):
+    held: list[Any] = []
+
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        if number == 2:
+            held.append(torch.optim.Adam(model.parameters()))
+        ordinary(model, held[0] if held else optimizer, recorder, number)
+
+    done = run(mlp(), sgd(), tmp_path / "m", step, steps=4, compare=False)
+    (told,) = done.heard.warnings
+    assert (
+        "After step 2, layers of the model (0, 2) are trained by an optimizer that was not given to sl.record" in told
+    )
+    assert "(Adam)" in told
+    assert done.memory.steps == 2
+    assert not done.memory.verify(done.model).ok
+
+
+def test_what_an_optimizer_trains_that_is_not_recorded_has_its_reason(tmp_path):
+    other: list[Any] = []
+
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        other[:] = other or [torch.optim.SGD(model[0].parameters(), lr=0.1)]  # type: ignore[index]
+        ordinary(model, optimizer, recorder, number)
+        other[0].step()
+        other[0].zero_grad()
+
+    done = run(mlp(), lambda model: torch.optim.SGD(model[2].parameters(), lr=0.1), tmp_path / "m", step)  # type: ignore[index]
+    assert "trained by an optimizer that was not given" in done.heard
+    checks = done.memory.verify(done.model)
+    assert checks["2"].ok
+    assert checks["0"].moved == {"trained by an optimizer that is not recorded": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_what_is_added_and_taken_away_again_did_not_change_the_weights(through_data, tmp_path):
+    """As sharpness-aware minimisation does: the weights come back but for their rounding."""
+
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
+        moves = [0.3 * p.grad / p.grad.norm() for p in model.parameters() if p.grad is not None]
+        for sign in (1, -1):
+            with torch.no_grad():
+                for parameter, move in zip(model.parameters(), moves, strict=True):
+                    (parameter.data if through_data else parameter).add_(move, alpha=sign)
+            if sign == 1:
+                optimizer.zero_grad()
+                F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    done = run(mlp(), sgd(), tmp_path / "m", step)
+    assert_verified(done)
+    assert not done.heard.warnings
+    assert not any(check.moved for check in done.memory.verify(done.model).values())
+
+
 # -- optimizers as found -----------------------------------------------------------------------------------------------
 
 

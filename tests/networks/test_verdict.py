@@ -92,6 +92,23 @@ def test_verify_judges_the_change_under_bfloat16_autocast(tmp_path):
     assert not check.ok
 
 
+def test_contributions_of_a_run_under_bfloat16_autocast_say_how_much_is_missing(tmp_path):
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model)
+        turn(optimizer, loss)
+
+    done = run(mlp(), sgd(), tmp_path / "m", step)
+    assert done.memory.verify(done.model).ok
+    parts = done.memory.attend(done.model, X[:1])["2"].contributions(target=1)
+    assert not parts.exact
+    assert 1e-4 < parts.missing.share < 0.03
+    assert "gradients were computed in bfloat16" in parts.note
+    assert not done.memory.info.as_dict()["exact"]
+    assert not done.heard.warnings
+
+
 class Around(nn.Module):
     """The module `inner` is never called, so that it has no slots."""
 
@@ -204,6 +221,14 @@ def test_a_restored_checkpoint_is_recognised_as_the_weights_of_its_step(tmp_path
     assert_adds_up_exactly(as_of, done.model(X[:1])[:, 1])
 
 
+def test_verify_says_of_which_step_the_weights_are(tmp_path):
+    done = stopped_early(tmp_path)
+    for check in done.memory.verify(done.model).values():
+        assert "it has the weights of step 3: use memory.as_of(3)" in words(check.reasons)
+    assert done.memory.as_of(3).verify(done.model).ok
+    assert "At step 6" in done.heard, "the weights were changed before the recording ended"
+
+
 def test_a_moving_average_of_the_weights_is_not_called_exact(tmp_path):
     average = torch.optim.swa_utils.AveragedModel(model := mlp(), avg_fn=lambda old, new, count: 0.5 * old + 0.5 * new)
 
@@ -213,7 +238,7 @@ def test_a_moving_average_of_the_weights_is_not_called_exact(tmp_path):
 
     done = run(model, sgd(), tmp_path / "m", step)
     with listening() as heard:
-        parts = done.memory.attend(average.module, X[:1])["2"].contributions(target=1)
+        parts = done.memory.attend(average, X[:1])["2"].contributions(target=1)
     assert not parts.exact
     assert "differ" in f"{parts.note} {heard}", "that these are not the recorded weights"
     assert_adds_up(parts, average.module(X[:1])[:, 1])
@@ -446,6 +471,24 @@ def test_an_ambiguous_output_is_refused_with_its_structure_and_an_expression_tha
     assert 'lambda output: output["scores"][:, 1]' in str(refused.value)
 
 
+def test_the_expression_that_fits_passes_over_a_loss(tmp_path):
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(D, CLASSES)
+
+        def forward(self, x: Tensor) -> Any:
+            logits = self.head(x)
+            return logits.square().mean(), logits
+
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        turn(optimizer, F.cross_entropy(model(X[IDS])[1], LABELS[IDS]))
+
+    done = run(WithLoss(), sgd(), tmp_path / "m", step)
+    with pytest.raises(sl.SettingError, match=r"lambda output: output\[1\]\[:, 2\]"):
+        done.memory.attend(done.model, X[:2]).influence(2)
+
+
 # -- units of a layer --------------------------------------------------------------------------------------------------
 
 
@@ -521,6 +564,9 @@ def test_influence_can_be_asked_for_through_some_layers(tmp_path):
     torch.testing.assert_close(alone, spot["2"].influence(1).totals("example").values)
     with pytest.raises(sl.UnknownNameError, match="fc9"):
         spot.influence(1, layers=["fc9"])
+    for pattern in ("2", "[2-9]*"):
+        again = spot.influence(1, rule="whitened", layers=pattern).totals("example").values
+        torch.testing.assert_close(again, alone)
 
 
 class Scaled(nn.Module):

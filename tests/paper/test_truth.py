@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from spotlights.cli import app
 from spotlights_paper.experiments.truth import settings as truth_settings
 from spotlights_paper.experiments.truth.data import Data, Rows, margins
 from spotlights_paper.experiments.truth.harness import evaluate
+from spotlights_paper.experiments.truth.margins import Margins
 from spotlights_paper.experiments.truth.mislabelled import auc, flipped, precision_at
 from spotlights_paper.experiments.truth.retraining import Job, halves, retrain, retrained
 from spotlights_paper.experiments.truth.scoring import ceiling, correlation, lds, redrawn, score_of, spearman
@@ -204,3 +206,35 @@ def test_an_unknown_setting_is_a_sentence():
     assert "There are: mnist-mlp" in result.stderr
     with pytest.raises(sl.SettingError, match="at least 4"):
         evaluate("mnist-mlp", out=Path("nowhere"), retrains=2)
+
+
+# -- margins as files -----------------------------------------------------------------------------
+
+
+def test_a_method_is_scored_from_a_file_of_margins_alone(tmp_path: Path):
+    members = halves(12, 40)
+    scores = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    fresh = members.float() @ scores.T + 0.1 * torch.randn(12, 7, generator=torch.Generator().manual_seed(1))
+    Margins("toy", members, fresh, fresh[:6] + 0.1).save(tmp_path / "toy.npz")
+    found = Margins.load(tmp_path / "toy.npz")
+    assert torch.equal(found.members, members)
+    assert torch.equal(found.fresh, fresh)
+    assert found.lds(scores) == lds(scores, members, fresh)
+    np.savez(tmp_path / "mine.npz", scores=scores.numpy(), method="mine")
+    np.savez(tmp_path / "noise.npz", scores=torch.randn(7, 40, generator=torch.Generator().manual_seed(2)).numpy())
+    command = ["evaluate", "scores", str(tmp_path / "noise.npz"), str(tmp_path / "mine.npz")]
+    said = CliRunner().invoke(app, [*command, "--margins", str(tmp_path / "toy.npz"), "--json"])
+    rows = json.loads(said.stdout)["rows"]
+    assert [row["method"] for row in rows] == ["mine", "noise"]
+    assert rows[0]["lds"]["mean"] == pytest.approx(lds(scores, members, fresh).mean)
+    assert rows[1]["behind"]["mean"] == pytest.approx(rows[0]["lds"]["mean"] - rows[1]["lds"]["mean"])
+    assert "best possible" in CliRunner().invoke(app, [*command, "--margins", str(tmp_path / "toy.npz")]).stdout
+
+
+def test_scores_of_another_shape_are_refused(tmp_path: Path):
+    margins = Margins("toy", halves(4, 40), torch.zeros(4, 7))
+    with pytest.raises(sl.SettingError, match=r"7 test inputs and 40 training examples"):
+        margins.lds(torch.zeros(40, 7))
+    (tmp_path / "broken.npz").write_bytes(b"nothing")
+    with pytest.raises(sl.SettingError, match="not a file of margins"):
+        Margins.load(tmp_path / "broken.npz")

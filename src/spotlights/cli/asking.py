@@ -64,16 +64,17 @@ class Asked:
         with progress_bar("Going back over all of training") as progress:
             return self.spot.history({self.target_name(target): toward}, progress=progress)
 
-    def masked(self, left_out: str, layers: str | None) -> dict[str, Any]:
-        """The answer with and without what the mask leaves out."""
-        answers = queries.output_layer(self.memory.layers, self.query, self.spot)
-        mask = queries.mask_of(left_out, layers, self.memory, answers)
+    def masked(self, left_out: str, layers: str | None) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+        """The answer with and without what the mask leaves out, and in which layers that is; None for all."""
+        last = queries.output_layer(self.memory.layers, self.query, self.spot)
+        mask = queries.mask_of(left_out, layers, self.memory, last)
         view = without_any(self.memory, [dict(conditions) for conditions in mask.selections])
         masked = view.primal(self.model, layers=mask.layers) if mask else self.model
         networks = {"with": self.model, "without": masked}
-        return {
+        answers = {
             name: self.query.described(queries.run(network, self.query.batch)) for name, network in networks.items()
         }
+        return answers, mask.layers
 
 
 def ask(subject: sl.Subject, query: str, *, where: str = "", without: str = "", engine: Any = None) -> Asked:

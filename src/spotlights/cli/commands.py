@@ -2,6 +2,7 @@
 
 import gc
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 import spotlights as sl
 from spotlights.cli import options
-from spotlights.cli.options import AsJson, app, optional, print_json, print_result, waiting
+from spotlights.cli.options import AsJson, app, optional, print_json, print_result, progress_bar, waiting
 from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path
 from spotlights.errors import SettingError
 from spotlights.explorer import Served
@@ -99,6 +100,41 @@ def audit(
     else:
         print_result(suspects)
         typer.echo(page)
+
+
+@app.command(
+    epilog="Example:  [bold]spotlights forget run.memory --without example=17,99 --subject my_subject.py:subject[/]"
+)
+def forget(
+    memory: options.Memory,
+    without: Annotated[str, typer.Option(help='What to forget, such as "example=17,99" or "label=3 source=mails".')],
+    subject: options.Subject = None,
+    clip: Annotated[float | None, optional(help="The largest norm of the gradient, if the loop clipped it.")] = None,
+    out: Annotated[Path | None, optional(help="The folder; forgotten/NAME by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a network again without some examples, from before it first saw them; writes it with a record of hashes.
+
+    For a recipe, with a subject that has its loss: sl.Subject(…, loss=loss).
+    """
+    from safetensors.torch import save_file
+
+    with waiting("Looking for the first visit"):
+        about = find_subject(memory, subject)
+        opened = about.open()
+        model = about.load_model(opened)
+        rewound = opened.rewind(model, without=without)
+    with progress_bar(f"Training {rewound.to_train:,} steps again") as told:
+        rewound.train(clip=clip, progress=told)
+    folder = Path("forgotten") / about.path.resolve().stem if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
+    record = rewound.save(folder / "record.json")
+    if as_json:
+        print_json({"record": str(record), **rewound.as_dict()})
+    else:
+        print_result(rewound)
+        typer.echo(folder)
 
 
 # -- about one answer -------------------------------------------------------------------------
@@ -238,8 +274,8 @@ def mask(
 ) -> None:
     """Show an answer with and without some of the training."""
     with waiting("Adding up the weights that are left"):
-        answers = _ask(memory, query, subject).masked(left_out, layers)
-    print_json(answers) if as_json else print_result(_compared(answers))
+        answers, masked = _ask(memory, query, subject).masked(left_out, layers)
+    print_json(answers) if as_json else print_result(_compared(answers, masked))
 
 
 @app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
@@ -374,8 +410,8 @@ def _totals(asked: Any, *, layer: Any, measure: Any, target: Any, by: str | None
 _ANSWERS = {"top": _top, "totals": _totals}
 
 
-def _compared(answers: dict[str, Any]) -> Any:
-    """The outputs with and without, as a table."""
+def _compared(answers: dict[str, Any], layers: Sequence[str] | None) -> Any:
+    """The outputs with and without, as a table; `layers` are those in which slots are left out, None for all."""
     from spotlights.results import build
 
     before, after = answers["with"], answers["without"]
@@ -386,4 +422,5 @@ def _compared(answers: dict[str, Any]) -> Any:
         if output["number"] in now
     ]
     title = f"the network says {before['said_name']}; without these: {after['said_name']}"
-    return build(title, ["output", "with", "without", "change"], rows, None)
+    where = "all layers" if layers is None else f"{', '.join(layers)}; other layers as they are (--layers)"
+    return build(title, ["output", "with", "without", "change"], rows, f"left out in {where}")

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,10 +87,18 @@ def progress_bar(what: str) -> Iterator[Callable[[float], object]]:
 
 
 def print_result(*results: Any) -> None:
+    """Prints texts and tables; a note that several tables have is printed below the first."""
     from rich.console import Console
 
+    from spotlights.results import Printable, TitledTable
+
+    said = set()
     for result in results:
-        Console().print(result, markup=False, highlight=False)
+        shown = result.table() if isinstance(result, Printable) else result
+        if isinstance(shown, TitledTable) and shown.note is not None:
+            shown = replace(shown, note=None) if shown.note in said else shown
+            said.add(shown.note)
+        Console().print(shown, markup=False, highlight=False)
 
 
 def print_json(data: Any) -> None:

@@ -125,7 +125,11 @@ def _measures(explorer: Explorer) -> list[Kind]:
     memory = explorer.opened.memory
     examples = "example" in memory.columns
     exact = memory.info.as_dict()["contributions"] and explorer.subject.kernel == "dot"
-    kinds = [kind for kind in KINDS.values() if (exact or not kind.signed) and (examples or not kind.estimate)]
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if (exact or not kind.signed or (kind.estimate and memory.observed)) and (examples or not kind.estimate)
+    ]
     return [KINDS["score"]] if memory.folded else kinds
 
 

@@ -104,7 +104,7 @@ def values_of(explorer: Explorer, query: Query, wanted: Wanted) -> Values:
     exact = not kind.estimate and (contributions is None or contributions.exact)
     kernel, outputs = explorer.subject.kernel, query.outputs(spot.output)
     cautions = {
-        "estimate": kind.estimate or opened.memory.sampled,
+        "estimate": kind.estimate or opened.memory.sampled or bool(opened.memory.observed),
         "first order": contributions is not None and contributions.first_order,
         "not exact": not exact,
         "approximate": opened.layers[layers[0]].lossy,

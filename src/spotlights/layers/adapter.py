@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from spotlights.errors import SettingError
 from spotlights.sparse_rows import SparseRows
@@ -370,13 +371,13 @@ def adapter_named(kind: str) -> ModuleAdapter | None:
     return next((adapter for adapter in ADAPTERS if adapter.kind == kind), None)
 
 
-# -- wrappers around a network: `torch.compile`, `DistributedDataParallel`; layers are named without them ----
+# -- wrappers around a network: `torch.compile`, `DistributedDataParallel`, averages; layers are named without them ----
 
 
 def wrappers(model: nn.Module) -> Iterator[nn.Module]:
     """The model, the module that it wraps, and so on to the network itself."""
     yield model
-    if isinstance(model, DataParallel | DistributedDataParallel):
+    if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
         yield from wrappers(model.module)
     elif (inner := dict(model.named_children()).get(COMPILED_FROM)) is not None:
         yield from wrappers(inner)

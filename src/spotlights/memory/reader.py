@@ -196,6 +196,15 @@ class MemoryReader:
                 "sample=."
             )
 
+    def need_recording(self, what: str) -> None:
+        """Refuses a question about training, where a network was observed that had been trained before."""
+        if self.manifest.observed:
+            raise UnsupportedError(
+                f"{self.address} was observed: it has gradients of a network that was already trained, and nothing of "
+                f"the training itself. {what} that. Scores, influence and suspects work, as estimates; for the rest, "
+                "record a training with sl.record."
+            )
+
     def need_slots(self) -> None:
         """Refuses a question about slots that a recipe does not keep."""
         if self.manifest.recipe is not None:
@@ -300,10 +309,15 @@ class MemoryReader:
                 made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return made
 
-    def damaged(self) -> list[str]:
-        """Reads every file and compares it with its checksum; returns a sentence for each file that has changed."""
+    @property
+    def files(self) -> int:
+        """How many files `damaged` reads."""
+        return sum(1 for _ in self._files())
+
+    def damaged(self, among: slice = slice(None)) -> list[str]:
+        """Reads all files, or some, and compares them with their checksums; a sentence for each that has changed."""
         sentences = []
-        for store, entry in self._files():
+        for store, entry in list(self._files())[among]:
             try:
                 check_content(store, entry)
             except MemoryFormatError as error:

@@ -45,7 +45,10 @@ CAUSES = (
     "a penalty in the loss (L1, L2, of gradients), a use of the weight outside its module, values clipped one by one "
     "(clip_grad_value_), gradients that were not set to zero, or changed between backward() and step()"
 )
-MOVED_CAUSES = "weights that were clamped, averaged, pruned, loaded or set between two steps"
+MOVED_CAUSES = (
+    "weights that were clamped, averaged, pruned, loaded or set between two steps; nothing is missing if they were put "
+    "back as they were"
+)
 """and the likely reasons."""
 Entries = Mapping[str, Float[np.ndarray, "steps _entries"]]
 """By parameter: entries of its gradients, or of the sums of slots that explain them."""

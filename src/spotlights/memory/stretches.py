@@ -150,8 +150,12 @@ class StretchReader(MemoryReader):
             "full memory first: memory.materialise(path)."
         )
 
-    def damaged(self) -> list[str]:
-        return self._recipe.damaged()
+    @property
+    def files(self) -> int:
+        return self._recipe.files
+
+    def damaged(self, among: slice = slice(None)) -> list[str]:
+        return self._recipe.damaged(among)
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         start = f"{layer}/{parameter}/"

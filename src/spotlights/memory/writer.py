@@ -317,11 +317,13 @@ class MemoryWriter:
                 rest = {p: seen[p][bad] - factors[p][bad] * explained[p][bad] for p in log[bad].gradients}
                 share[bad] = 0.0 if is_rounding(log[bad], entry, rest) else share[bad]
             if self.gap is None and (bad := _first_gap(log, share, entry)) is not None:
-                what = f"{' and '.join(names.moved_steps([log[bad].moved]))}. Likely {MOVED_CAUSES}"
+                reasons = names.moved_steps([log[bad].moved])
+                what = " and ".join(reasons)
+                what += f". Likely {MOVED_CAUSES}" if names.MOVED[1] in reasons else ""
                 if not log[bad].moved:
                     both = (np.concatenate([of[name][bad] for name in entry.trained]) for of in (seen, explained))
                     what = f"{NOT_EXPLAINED} ({share[bad]:.0%} of the gradient). Likely {likely_cause(*both)}"
-                self.gap = f'At step {first_step + bad} layer "{layer}" has {what}'
+                self.gap = f'At step {first_step + bad}, layer "{layer}": {what}'
         else:  # the reader compares the gradients with the slots of all processes
             share = np.full(len(log), np.nan)
             per_parameter = {names.EXPLAINED: explained}

@@ -58,6 +58,8 @@ class Missing:
     no_slots: bool
     rounded: str | None
     """The coarse type of the weights, which every step rounds to."""
+    computed: str | None
+    """The coarse type that the gradients were computed in (autocast)."""
     share: float | None
     """Of what training changed; None if that cannot be computed (a sample of the slots)."""
 
@@ -68,7 +70,10 @@ class Missing:
             *([f"{MOVED[1]} after the last step"] if self.moved_at_the_end else []),
             *(["the layer has no slots"] if self.no_slots else []),
             *([f"every step rounds the weights to {self.rounded}"] if self.rounded else []),
+            *([f"gradients were computed in {self.computed}, and rounded"] if self.computed else []),
         ]
+        if self.share is not None and self.share <= EXACT and reasons == [f"{MOVED[1]} after the last step"]:
+            return f"{reasons[0]}; as of that step, nothing is missing"
         share = "an unknown share" if self.share is None else f"{self.share:.2g} (1 is all)"
         share = f"{self.share:.2%}" if self.share is not None and self.share <= 10 else share
         return f"missing: {share} of what training changed in this layer ({'; '.join(reasons)})"
@@ -82,7 +87,9 @@ def at_steps(what: str, steps: Sequence[int]) -> str:
 def has_gaps(reader: MemoryReader, layer: str, until: int) -> bool:
     """Whether the step log says that something may be missing. Reads the log alone."""
     found = _gaps(reader, layer, until)
-    return bool(found.unexplained or found.moved or found.moved_at_the_end or found.no_slots or found.rounded)
+    return bool(
+        found.unexplained or found.moved or found.moved_at_the_end or found.no_slots or found.rounded or found.computed
+    )
 
 
 def _gaps(reader: MemoryReader, layer: str, until: int) -> Missing:
@@ -97,6 +104,7 @@ def _gaps(reader: MemoryReader, layer: str, until: int) -> Missing:
         until == reader.steps and moved_at_the_end(reader, layer),
         changed and not reader.layers[layer].slots,
         entry.dtype if entry.dtype in _COARSE else None,
+        entry.computed or None,
         None,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fnmatch
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +11,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.dual_form import linear_map
-from spotlights.errors import SettingError, ShapeMismatchError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.errors import SettingError, TooLargeError, UnknownNameError, UnsupportedError
+from spotlights.memory.blocks import Everything
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
+from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
-from spotlights.query.forward import ForwardPass, Target, parts_of
+from spotlights.query.forecast import forecast
+from spotlights.query.forward import ForwardPass, InputRows, Target, parts_of
 from spotlights.query.history import Asked, History, Targets, find_history
 from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
 from spotlights.query.joint import (
@@ -32,10 +36,11 @@ from spotlights.query.joint import (
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
-from spotlights.query.plan import Measure
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
+from spotlights.query.plan import Measure, Plan
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
 from spotlights.results.answers import Totals
-from spotlights.sparse_rows import Numbers, dense, products
+from spotlights.results.forecasts import Forecast
+from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,13 +198,11 @@ class Attention(LayerMeasured):
             return linear_map(self.queries.double(), keys.sums), keys.counts
         visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
         queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        counts, totals = visits.to(queries.dtype), torch.zeros(len(queries), len(groups), dtype=torch.float64)
-        for some in range(0, len(queries), QUERIES_AT_ONCE):
-            for keys in recorded.key_table():
-                scores = products(queries[some : some + QUERIES_AT_ONCE], keys.rows)
-                if keys.scale is not None:
-                    scores *= keys.scale
-                totals[some : some + len(scores)] += (scores.abs_() if absolute else scores) @ counts[:, keys.place].T
+        plans = [
+            Plan(self.layer, Everything(), (LastReducer(),), VisitedKeyTotals(some, visits, absolute))
+            for some in queries.split(QUERIES_AT_ONCE)
+        ]
+        totals = torch.cat([last.value for (last,) in self.view.run(*plans)])  # pyright: ignore
         return totals, visits.sum(dim=1)
 
     def contributions(
@@ -219,19 +222,22 @@ class Attention(LayerMeasured):
         self._need_plain("Contributions are")
         if (target is None) == (unit is None):
             raise SettingError("Give a target (a class, or a function of the model's output) or unit=, and not both.")
-        directions = self._directions(target, unit).cpu()
+        asked = self._forward.rows_of_inputs(self.use, target, unit=unit)
         adds_up = self._forward.is_whole(self.use)
         if target is not None:
-            adds_up = self._forward.adds_up(self.use, target, directions)
-        own = directions if self._rows is None else directions[self._rows]
-        # gᵀ Wᵀ q is qᵀ W g: under the transposed weight, queries and directions swap roles.
-        pair = (own, dense(self.queries)) if self.transposed else (self.queries, own)
-        asked = DirectedQueries(*pair, own.new_ones(len(own)))
+            adds_up = self._forward.adds_up(self.use, target, asked)
         inputs = None
-        if not rows and self._rows is None and not self._summed:
-            asked, inputs = self._of_inputs(asked, target)
+        if rows or self._rows is not None or self._summed:
+            own = self._directions(target, unit).cpu()
+            queries, own = self.queries, own if self._rows is None else own[self._rows]
+        else:
+            asked, inputs = asked.by_input()
+            queries, own = self.queries[asked.rows], asked.directions
+        # gᵀ Wᵀ q is qᵀ W g: under the transposed weight, queries and directions swap roles.
+        pair = (own, dense(queries)) if self.transposed else (queries, own)
+        directed = DirectedQueries(*pair, own.new_ones(len(own)))
         options: dict[str, Any] = {"adds_up": adds_up, "differs": self._differs, "inputs": inputs}
-        contributions = Contributions(self.view, self.recorded, asked, **options)
+        contributions = Contributions(self.view, self.recorded, directed, **options)
         return contributions.whole() if self._summed else contributions
 
     def _directions(self, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
@@ -240,23 +246,9 @@ class Attention(LayerMeasured):
         assert unit is not None
         return self._forward.direction_of_unit(self.use, unit)
 
-    def _of_inputs(
-        self, asked: DirectedQueries, target: Target | None
-    ) -> tuple[DirectedQueries, tuple[int, ...] | None]:
-        """The queries sorted by the input that they belong to, and the number of each; None if each is an input."""
-        try:
-            owners, count = self._forward.inputs_of(self.use, target)
-        except ShapeMismatchError:  # rows that all inputs share, such as positions: one by one
-            return asked, None
-        if torch.equal(owners, torch.arange(count)):
-            return asked, None
-        order = owners.argsort(stable=True)
-        sorted_asked = DirectedQueries(asked.queries[order], asked.directions[order], asked.ones[order])
-        return sorted_asked, tuple(torch.bincount(owners, minlength=count).tolist())
-
-    def owners(self, target: Target) -> tuple[Int64[Tensor, "queries"], int]:
-        """Which input each query belongs to, and how many inputs there are: those the target has numbers for."""
-        return self._forward.inputs_of(self.use, target)
+    def rows_of_inputs(self, target: Target) -> InputRows:
+        """The rows of this layer that each input's number of interest depends on."""
+        return self._forward.rows_of_inputs(self.use, target)
 
     def influence(self, target: Target, *, damping: float | None = None, balance: bool = True) -> Influence:
         """An estimate of what leaving examples out would do to a number of interest, through this layer alone.
@@ -269,17 +261,16 @@ class Attention(LayerMeasured):
                 contributions.
             balance: as for the influence over all layers.
         """
-        owners, inputs = self.owners(target)
-        return Influence([self.layer_influence(target, damping, balance=balance)], [owners], inputs=inputs)
+        rows = self.rows_of_inputs(target)
+        part = self.layer_influence(rows, damping, balance=balance)
+        return Influence([part], [rows.owners], inputs=rows.inputs)
 
-    def layer_influence(self, target: Target, damping: float | None, *, balance: bool) -> LayerInfluence:
+    def layer_influence(self, asked: InputRows, damping: float | None, *, balance: bool) -> LayerInfluence:
         """This layer's share of an influence."""
         self._need_influence()
-        owners, inputs = self.owners(target)
-        directions = self._forward.directions(self.layer, target).cpu()
-        rows = len(owners) / inputs
+        rows = len(asked.rows) / asked.inputs
         options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
-        return LayerInfluence(self.view, self.recorded, self.queries, directions, **options)
+        return LayerInfluence(self.view, self.recorded, self.queries[asked.rows], asked.directions, **options)
 
     def _need_influence(self) -> None:
         self._need_plain("Influence is")
@@ -290,12 +281,12 @@ class Attention(LayerMeasured):
                 "Its contributions are exact."
             )
 
-    def layer_queries(self, target: Target) -> LayerQueries:
+    def layer_queries(self, asked: InputRows) -> LayerQueries:
         """The gradient of a number of interest with respect to this layer's weights, as the joint estimate needs it."""
         self._need_influence()
-        owners, inputs = self.owners(target)
-        directions = self._forward.directions(self.layer, target).cpu()
-        return LayerQueries(DirectedQueries(self.queries, directions, directions.new_ones(len(owners))), owners, inputs)
+        directions = asked.directions
+        queries = DirectedQueries(self.queries[asked.rows], directions, directions.new_ones(len(directions)))
+        return LayerQueries(queries, asked.owners, asked.inputs)
 
     @property
     def gives_output(self) -> bool:
@@ -325,7 +316,8 @@ class Spotlights(dict[str, Attention]):
 
     def __init__(self, attentions: dict[str, Attention], output: Any, asked: Asked) -> None:
         super().__init__(attentions)
-        self._asked = asked
+        self.asked = asked
+        """The view, the model and the inputs."""
         self.output = output.detach() if isinstance(output, Tensor) else output
         """What the model answered."""
 
@@ -338,7 +330,7 @@ class Spotlights(dict[str, Attention]):
         *,
         rule: str | None = None,
         loss: str | None = None,
-        layers: Sequence[str] | None = None,
+        layers: str | Sequence[str] | None = None,
         damping: float | None = None,
         balance: bool = True,
     ) -> Influence:
@@ -357,7 +349,7 @@ class Spotlights(dict[str, Attention]):
                 a joint estimate is not possible or would take more than some minutes.
             loss: "classes" (a cross-entropy) or "squared"; None to tell by the recorded errors. What is not a
                 cross-entropy over several outputs counts as squared.
-            layers: only through these; through all by default.
+            layers: names or patterns (`"transformer.h.*"`) of the layers to go through; all by default.
             damping: λ; None for the measured defaults, 0.3 for "whitened" and 1 for "joint".
             balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
                 gradients ("joint"), so that no layer counts by its scale alone. False adds the shares up as they are.
@@ -366,33 +358,53 @@ class Spotlights(dict[str, Attention]):
             raise SettingError(f'rule="{rule}": there are {", ".join(RULES)}.')
         estimated, left_out = self.influence_layers()
         if layers is not None:
-            estimated, left_out = list(layers), []
+            estimated, left_out = self._named(layers), []
         attentions = [self[name] for name in estimated]
-        rows = [attention.owners(target) for attention in attentions]
-        inputs = max((count for _, count in rows), default=0)
-        owners = [owner for owner, _ in rows]
+        asked = {attention.layer: attention.rows_of_inputs(target) for attention in attentions}
+        inputs = max((rows.inputs for rows in asked.values()), default=0)
+        owners = [rows.owners for rows in asked.values()]
         joint, too_large = None, False
         if rule != "whitened" and attentions:
             try:
-                joint = self._joint(target, attentions, inputs, loss=loss, damping=damping, balance=balance, rule=rule)
+                joint = self._joint(asked, attentions, loss=loss, damping=damping, balance=balance, rule=rule)
             except TooLargeError:
                 if rule is not None:
                     raise
                 too_large = True
         if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
-        parts = [attention.layer_influence(target, damping, balance=balance) for attention in attentions]
+        parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]
         whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
         if joint is None:
             return whitened
         both = [*parts, joint.with_spread(whitened.spread)]
         return Influence(both, [*owners, torch.arange(inputs)], inputs=inputs, left_out=left_out)
 
+    def _named(self, layers: str | Sequence[str]) -> list[str]:
+        patterns = [layers] if isinstance(layers, str) else list(layers)
+        unknown = [pattern for pattern in patterns if not fnmatch.filter(self, pattern)]
+        if unknown or not patterns:
+            raise UnknownNameError(f"No layer matches {unknown}. The memory has: {', '.join(self)}.")
+        return [name for name in self if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+    def forecast(self, target: Target, *, without: Mapping[str, Any], curvature: float = 2.0) -> Forecast:
+        """The number of interest after retraining without a group, in its own unit, with an interval of 95 %.
+
+        Retraining means from fresh initial weights, on the other examples. Under a squared loss one run is enough; for
+        classes `Memory.calibrate` has to retrain a few times first. How often the intervals hold is in docs/truth.md.
+
+        Args:
+            target: as for `influence`.
+            without: the examples to leave out, by their columns: `{"label": 3}`, `{"example": [4, 8]}`.
+            curvature: of a squared loss: the second derivative of an example's loss with respect to the output. 2 for
+                `F.mse_loss`, 1 for half of it.
+        """
+        return forecast(self, target, without, curvature=curvature)
+
     def _joint(
         self,
-        target: Target,
+        asked: Mapping[str, InputRows],
         attentions: Sequence[Attention],
-        inputs: int,
         *,
         loss: str | None,
         damping: float | None,
@@ -408,8 +420,9 @@ class Spotlights(dict[str, Attention]):
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        asked = {each.layer: each.layer_queries(target) for each in attentions if each.layer in names}
-        return joint.influence(view, asked, inputs=inputs, damping=damping)
+        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in attentions if each.layer in names}
+        inputs = next(iter(of_layers.values())).inputs
+        return joint.influence(view, of_layers, inputs=inputs, damping=damping)
 
     def history(self, target: Targets, *, progress: Progress = lambda share: None) -> History:
         """What each slot added to a number of interest during training, through all layers: exact, and checked.
@@ -423,7 +436,7 @@ class Spotlights(dict[str, Attention]):
                 these by name: `{"7": 7, "why 7, not 9": "7-9"}`.
             progress: is told the share that is done.
         """
-        return find_history(self._asked, target, progress)
+        return find_history(self.asked, target, progress)
 
     def influence_layers(self) -> tuple[list[str], list[str]]:
         """The layers through which influence is estimated, and those which it leaves out."""

@@ -81,6 +81,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
     if "unrolled" in known and known["unrolled"][0] == until:  # the last result is kept with the layer
         return known["unrolled"][1]
     rule = rule_of(reader)
+    reader.need_recording("Contributions, weights and masks need")
     numbers = _numbers(reader, rule, layer, until)
     if numbers is None:
         reader.need_all_slots(

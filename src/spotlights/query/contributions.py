@@ -249,6 +249,8 @@ class Contributions(LayerMeasured):
             return None
         reducer = WeightsReducer(self.recorded.entry, groups)
         sums = self.view.reduce(self.layer, reducer, Coefficient(self._unrolled))
+        if self._inputs is not None:
+            owners = owners.repeat_interleave(torch.tensor(self._inputs))
         totals = group_products(sums.weights, sums.biases.sum(dim=1), self._asked, owners, inputs=inputs)
         return totals, sums.counts
 

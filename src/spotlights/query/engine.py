@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -50,6 +51,11 @@ class Engine(ABC):
         """An engine for what a question must know of the whole memory, whoever answers the question itself."""
         return self
 
+    @property
+    def in_background(self) -> Engine:
+        """An engine for long work that nobody waits for: it leaves this machine's other cores alone."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class _Job:
@@ -77,7 +83,11 @@ class Threads(Engine):
     """Slots in a block; None for what suits the measure."""
     share: tuple[int, int] = (0, 1)
     """(n, of): only the n-th of so many shares of the memory: some segments; what needs all steps of a layer together,
-    or in their order, is divided by layers."""
+    or in their order, is divided by layers, and by plans of one layer."""
+
+    @property
+    def in_background(self) -> Engine:
+        return Threads(1)
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         reader.need_slots()
@@ -88,8 +98,10 @@ class Threads(Engine):
                 jobs = [self._job(plan, reader) for plan in plans]
                 blockwise = []
                 number, shares = self.share
+                names, asked = list(reader.layers), Counter[str]()
                 for job in jobs:
-                    mine = list(reader.layers).index(job.layer.name) % shares == number
+                    mine = (names.index(job.layer.name) + asked[job.layer.name]) % shares == number
+                    asked[job.layer.name] += 1
                     if isinstance(job.values, Sweep):
                         blocks = job.values.blocks(job.selection) if mine else iter(())
                         _feed_in_any_order(job.reducers, _checked(blocks))

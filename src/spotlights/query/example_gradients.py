@@ -259,6 +259,13 @@ class LayerGradients:
             summed = both.new_zeros(len(both), products.shape[1]).index_add_(1, asked.owners[some], both)
             products.index_add_(0, owners, summed / self.size)
 
+    def not_spanned(self, asked: LayerQueries, solved: Float[Tensor, "inputs examples"]) -> Float[Tensor, "inputs"]:
+        """`|F − Aᵀ solved|²`: what of F the examples' gradients do not make up."""
+        total = torch.zeros(len(solved), dtype=torch.float64)
+        for units, flat in self._blocks():
+            total += (asked.gradient(units, bias=self._bias).double() - solved @ flat.double()).square().sum(dim=1)
+        return total
+
 
 # -- the inverse ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,10 @@ from spotlights.sparse_rows import Numbers, joined
 
 Target = int | str | Sequence[int] | Tensor | Callable[[Any], Tensor]
 """A class, "7-9" for a difference of two classes, one class for each input, or a function of the model's output."""
+
+
+MOST_INPUTS = 256
+"""Up to so many inputs' gradients are computed one by one, where a row of a layer is not of one input alone."""
 
 
 class Calls:
@@ -50,23 +55,17 @@ class Calls:
         rows = [queries.reshape(-1, queries.shape[-1]) for queries in self.queries]
         return rows[0] if len(rows) == 1 else joined(rows)
 
-    @property
-    def shared(self) -> bool:
-        """Whether some call was on what is the same for all inputs."""
-        return any(call.shared for call in self._calls)
-
-    def owners(self, count: int) -> Iterator[tuple[Int64[Tensor, "rows"] | None, int]]:
-        """Of each call: which of the `count` inputs each row belongs to, None if that is not known; how many rows."""
+    def owners(self, count: int) -> Iterator[list[Int64[Tensor, "rows"]]]:
+        """Of each call: which of the `count` inputs its rows may belong to, by their shape; likely ones first."""
         for call in self._calls:
             lead = call.leads()[self._map_name]
-            rows = math.prod(lead)
-            if count == 0 or rows % count or (count > 1 and rows != count and self.shared):
-                yield None, rows
-                continue
-            owner = torch.arange(rows) // (rows // count)
-            if rows != count and example_axis(lead, count, call.axes) == 1:  # sequence first
-                owner = torch.arange(rows) // math.prod(lead[2:]) % count
-            yield owner if call.row_places is None else owner[call.row_places], rows
+            rows, inputs = math.prod(lead), torch.arange(count)
+            likely = [] if count == 0 or rows % count else [inputs.repeat_interleave(rows // count)]
+            if len(lead) > 1 and lead[1] == count:  # sequence first
+                likely.append(inputs.repeat_interleave(math.prod(lead[2:])).repeat(lead[0]))
+                if example_axis(lead, count, call.axes) == 1:
+                    likely.reverse()
+            yield likely if call.row_places is None else [owners[call.row_places] for owners in likely]
 
     def is_all_of(self, output: Tensor) -> bool:
         """Whether the layer was called once, the memory has all of it, and it gave this: as it is, or row by row."""
@@ -145,7 +144,7 @@ class ForwardPass:
         """Whether the memory has all of what the layer adds to its output."""
         return self.calls[layer].recorded_whole
 
-    def adds_up(self, layer: str, target: Target, directions: Float[Tensor, "queries out_features"]) -> bool:
+    def adds_up(self, layer: str, target: Target, rows: InputRows) -> bool:
         """Whether the number of interest is g·y and no more than that: contributions are then exact."""
         outputs = list(parts_of(self.output).values()) if callable(target) else [logits_of(self.output, target)]
         if not any(self.calls[layer].is_all_of(output) for output in outputs):
@@ -154,19 +153,20 @@ class ForwardPass:
             return True
         with torch.no_grad():
             chosen = numbers_of_interest(self.output, target).double()
-            made = (directions * self.calls[layer].output_rows(self.calls[layer].outputs[0])).double()
-            if len(chosen) == 0 or len(made) % len(chosen):
-                return False
-            rounding = 64 * torch.finfo(directions.dtype).eps * made.abs().sum(dim=1)
-            difference = (made.sum(dim=1).reshape(len(chosen), -1).sum(dim=1) - chosen).abs()
-            return bool((difference <= rounding.reshape(len(chosen), -1).sum(dim=1)).all())
+            own = self.calls[layer].output_rows(self.calls[layer].outputs[0])[rows.rows].cpu()
+            made, chosen = (rows.directions * own).double(), chosen.cpu()
+            none = chosen.new_zeros(rows.inputs)
+            rounding = 64 * torch.finfo(own.dtype).eps * none.index_add(0, rows.owners, made.abs().sum(dim=1))
+            return bool(((none.index_add(0, rows.owners, made.sum(dim=1)) - chosen).abs() <= rounding).all())
 
     def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
-        """∂f/∂y for each row of a layer's output, f being the number of interest."""
+        """∂f/∂y for each row of a layer's output, f being the number of interest, added up over the inputs."""
         with torch.enable_grad():
-            chosen = numbers_of_interest(self.output, target).sum()
+            return self._gradient(layer, numbers_of_interest(self.output, target).sum())
+
+    def _gradient(self, layer: str, number: Float[Tensor, ""]) -> Float[Tensor, "queries out_features"]:
         outputs = [tensor for own in self.calls[layer].outputs for tensor in own]
-        gradients = torch.autograd.grad(chosen, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(number, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return self.calls[layer].output_rows(gradients)
 
     def direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
@@ -178,22 +178,91 @@ class ForwardPass:
         directions[:, unit] = 1.0
         return directions
 
-    def inputs_of(self, layer: str, target: Target | None) -> tuple[Int64[Tensor, "queries"], int]:
-        """Which input each query belongs to, and how many inputs there are; without a target, in the batch."""
-        if target is None:
-            count = next((len(tensor) for tensor in parts_of(self.output).values() if tensor.ndim), 1)
-        else:
-            count = len(numbers_of_interest(self.output, target))
-        owners = []
-        for owner, rows in self.calls[layer].owners(count):
-            if owner is None:
-                raise ShapeMismatchError(
-                    f'Layer "{layer}" has {rows} rows for {count} inputs, so it cannot be said which row belongs to '
-                    "which input. Give the inputs batch first, and a target with one number for each input; ask about "
-                    "one input at a time where a layer's rows are those of all (an embedding of positions)."
-                )
-            owners.append(owner)
-        return torch.cat(owners), count
+    def rows_of_inputs(self, layer: str, target: Target | None, *, unit: int | None = None) -> InputRows:
+        """Which rows of a layer each input's number of interest depends on, and how; or which rows, for a unit.
+
+        The gradients of the numbers tell: the inputs' numbers with other weights have the gradients of their rows with
+        these weights. Where that is not so (positions that all inputs share, nodes of one graph, tokens sent to
+        experts), the numbers' gradients are computed one by one.
+        """
+        with torch.enable_grad():
+            numbers = self._any_numbers() if target is None else numbers_of_interest(self.output, target)
+            together = self._gradient(layer, numbers.sum())
+            count, every = len(numbers), torch.arange(len(together))
+            if count == 1:
+                owners: Tensor | None = torch.zeros_like(every)
+            else:
+                weights = (2.0 ** (torch.randperm(count, generator=torch.Generator().manual_seed(0)) % 4)).to(numbers)
+                owners = self._owners(layer, together, self._gradient(layer, (weights * numbers).sum()), weights)
+            pairs = [(every, together)]
+            if owners is None:
+                if count > MOST_INPUTS:
+                    raise ShapeMismatchError(
+                        f'The {len(every)} rows of layer "{layer}" are not {count} inputs one after the other, and to '
+                        f"find out which rows an input depends on takes a backward pass for each. Ask about at most "
+                        f"{MOST_INPUTS} inputs at a time."
+                    )
+                pairs = [_used_rows(self._gradient(layer, number)) for number in numbers]
+                owners = torch.arange(count).repeat_interleave(torch.tensor([len(rows) for rows, _ in pairs]))
+        rows, directions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        if unit is not None:
+            directions = self.direction_of_unit(layer, unit)[rows]
+        return InputRows(rows, owners, directions.detach().cpu(), count)
+
+    def _any_numbers(self) -> Float[Tensor, "inputs"]:
+        """A number for each input that depends on all of its output."""
+        outputs = list(parts_of(self.output).values())
+        output = next((tensor for tensor in outputs if tensor.ndim), None)
+        output = outputs[0].reshape(1) if output is None else output
+        flat = output.reshape(len(output), -1)
+        return flat @ torch.randn(flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat)
+
+    def _owners(self, layer: str, together: Tensor, weighted: Tensor, weights: Tensor) -> Int64[Tensor, "rows"] | None:
+        """The inputs that the rows belong to; None if a row belongs to several, or to none that its place tells."""
+        found, done = list[Tensor](), 0
+        eps = float(torch.finfo(together.dtype).eps)  # powers of two as weights add no rounding
+        least = eps * float(together.abs().max()) if together.numel() else 0.0
+        for likely in self.calls[layer].owners(len(weights)):
+            for owners in likely:
+                here = slice(done, done + len(owners))
+                expected = weights[owners.to(weights.device), None] * together[here]
+                far = (weighted[here] - expected).abs().amax(dim=1) > min(1e3 * eps, 0.05) * expected.abs().amax(
+                    dim=1
+                ) + least
+                if not far.any():
+                    found.append(owners)
+                    done += len(owners)
+                    break
+            else:
+                return None
+        return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class InputRows:
+    """The rows of a layer that some inputs' numbers of interest depend on: one pair of an input and a row each."""
+
+    rows: Int64[Tensor, "pairs"]
+    owners: Int64[Tensor, "pairs"]
+    """The input of each pair."""
+    directions: Float[Tensor, "pairs out_features"]
+    inputs: int
+    """How many inputs there are."""
+
+    def by_input(self) -> tuple[InputRows, tuple[int, ...] | None]:
+        """The same sorted by input, and how many rows each input has; None if each input is a row."""
+        if torch.equal(self.owners, torch.arange(self.inputs)):
+            return self, None
+        order = self.owners.argsort(stable=True)
+        asked = InputRows(self.rows[order], self.owners[order], self.directions[order], self.inputs)
+        return asked, tuple(torch.bincount(self.owners, minlength=self.inputs).tolist())
+
+
+def _used_rows(gradient: Float[Tensor, "rows out_features"]) -> tuple[Int64[Tensor, "used"], Tensor]:
+    """The rows with a gradient, at least one."""
+    used = (gradient != 0).any(dim=1)
+    used[:1] |= ~used.any()
+    return used.nonzero().flatten().cpu(), gradient[used]
 
 
 def parts_of(output: Any, name: str = "output") -> dict[str, Tensor]:
@@ -221,8 +290,9 @@ def logits_of(output: Any, target: Any) -> Float[Tensor, "inputs classes"]:
     if name and parts[name].ndim == 2:
         return parts[name]
     shapes = ", ".join(f"{where} of shape {tuple(tensor.shape)}" for where, tensor in parts.items())
-    deep = [where for where, tensor in parts.items() if tensor.ndim >= 2]
-    wanted = name or next((where for where in deep if parts[where].ndim == 2), next(iter(deep), "output"))
+    deep = [where for where in ([name] if name else []) + list(parts) if parts[where].ndim >= 2]
+    deep.sort(key=lambda where: where != name and parts[where].ndim != 2)
+    wanted = next(iter(deep), "output")
     places = "-1, " * (parts[wanted].ndim - 2) if wanted in parts else ""
     chosen = target if isinstance(target, int) else 0
     raise SettingError(

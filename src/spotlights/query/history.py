@@ -76,6 +76,7 @@ def find_history(asked: Asked, target: Targets, progress: Progress) -> History:
             f"There is no history under {reader.manifest.optimizer}, which leaves tokens alone that a step does not "
             "use. Contributions, weights, masks and verify work."
         )
+    reader.need_recording("A history needs")
     reader.need_all_slots("A history is made of", "Ask for top, totals or influence")
     targets: Mapping[str, Target] = target if isinstance(target, Mapping) else {_name_of(target): target}
     if not targets:
@@ -377,7 +378,7 @@ class History(OverLayers, Printable):
         lossy = {part.recorded.storage.name for part in self._parts if part.recorded.storage.lossy}
         if lossy:
             notes.append(f"keys and errors were stored as {', '.join(sorted(lossy))}: values are approximate")
-        return "; ".join(filter(None, [*notes, manifest.recomputed_note, *self._course.notes]))
+        return "; ".join(filter(None, [*notes, manifest.slots_note, *self._course.notes]))
 
     # -- what the other measures have --------------------------------------------------------
 

@@ -31,18 +31,19 @@ from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError, UnsupportedError
 from spotlights.layers import ParameterAdapter
-from spotlights.memory.blocks import Everything, OneOf, as_of, in_blocks
+from spotlights.memory.blocks import Everything, OneOf, as_of
 from spotlights.memory.format.manifest import LayerEntry
-from spotlights.memory.layer_reader import ROWS, LayerReader
+from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import KeyMoments, load_moments, save_moments
 from spotlights.query.coefficients import StepNumbers, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, one_input
+from spotlights.query.distinct_keys import VisitedKeyMoments
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import ErrorSizeReducer, KeyMomentsReducer
+from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer, LastReducer
 from spotlights.results.answers import Top, Totals
 from spotlights.sparse_rows import Numbers, SparseRows, dense
 
@@ -94,7 +95,7 @@ class LayerInfluence(Contributions):
         if has_moments(recorded):
             keys, ones = whitened(queries, key_moments(view)[recorded.name], **options)
         else:
-            keys, ones = whitened_by_keys(dense(queries), recorded, **options)
+            keys, ones = whitened_by_keys(dense(queries), view, recorded.name, **options)
         if balance:
             directions = directions / error_size(view, recorded.name, steps)
         asked = DirectedQueries(keys, directions, ones)
@@ -104,8 +105,6 @@ class LayerInfluence(Contributions):
     def note(self) -> str:
         storage = self.recorded.storage
         more = f"; stored as {storage.name}" if storage.lossy else ""
-        again = self.view.reader.manifest.recomputed_note
-        more += "" if again is None else f"; {again}"
         more += "" if self.sample is None else f"; from a sample: {self.sample}, hence ±, at most"
         return (
             "an estimate of what leaving examples out would take away: ranks and signs count, "
@@ -161,7 +160,8 @@ class Influence(OverLayers):
             notes.append('without the joint estimate, which would take long (rule="both")')
         if self._left_out:
             notes.append(f"not estimated through {', '.join(self._left_out)}")
-        return "; ".join(filter(None, notes))
+        notes.append(self._parts[0].view.reader.manifest.slots_note)
+        return "; ".join(dict.fromkeys(filter(None, notes)))
 
     @property
     def rule(self) -> str:
@@ -190,6 +190,16 @@ class Influence(OverLayers):
         """The same kept values, for the slots of another view of the memory."""
         return self._of([part.within(memory) for part in self._parts])
 
+    def seen_from(self, view: View) -> Influence:
+        """The same for the slots of another view, input by input."""
+        parts = [part.seen_from(view) for part in self._parts]
+        return Influence(parts, self._owners, inputs=self._inputs, **self._said)
+
+    @property
+    def joint(self) -> JointInfluence | None:
+        """The joint estimate that this one is made of, if it is."""
+        return next((part for part in self._parts if isinstance(part, JointInfluence)), None)
+
     def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
         return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
 
@@ -200,11 +210,9 @@ class Influence(OverLayers):
 
     def spread(self) -> Float[Tensor, "inputs"]:
         """The standard deviation over all training examples, for each input; whatever the view."""
-        parts = []
-        for part in self._parts:
-            whole = as_of(part.view.reader, Everything(), part.view.until)
-            parts.append(part.seen_from(replace(part.view, selection=whole, engine=part.view.engine.of_the_whole)))
-        total = Influence(parts, self._owners, inputs=self._inputs).totals("example")
+        view = self._parts[0].view
+        whole = replace(view, selection=as_of(view.reader, Everything(), view.until), engine=view.engine.of_the_whole)
+        total = self.seen_from(whole).totals("example")
         known = torch.tensor([group is not None for group in total.groups])
         return total.values[:, known].std(dim=1, correction=0)
 
@@ -289,7 +297,12 @@ def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dic
                 assert isinstance(filled, KeyMomentsReducer)
                 total.merge(filled)
         progress((first + stretch) / (len(steps) + stretch))
-    return {name: total.result(layers[name]) for name, total in sums.items()}
+    indexed = [name for name, total in sums.items() if total.distinct_keys is not None]
+    plans = [Plan(name, Everything(), (LastReducer(),), VisitedKeyMoments(sums[name].visits)) for name in indexed]
+    for name, (last,) in zip(indexed, view.run(*plans), strict=True):
+        assert isinstance(last, LastReducer)
+        sums[name].sum += last.value
+    return {name: total.result() for name, total in sums.items()}
 
 
 def has_moments(layer: LayerReader) -> bool:
@@ -311,18 +324,14 @@ def error_size(view: View, layer: str, steps: StepNumbers) -> float:
 
 
 def whitened_by_keys(
-    queries: Float[Tensor, "queries in_features"], layer: LayerReader, *, damping: float, bias: bool, rows: float
+    queries: Float[Tensor, "queries in_features"], view: View, name: str, *, damping: float, bias: bool, rows: float
 ) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
     """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
     _check_damping(damping)
+    layer = view.reader.layer(name)
     known = layer.known
     if "all keys" not in known:
-        kept = torch.empty(layer.slots, layer.entry.in_features)
-        for block in in_blocks(layer, Everything(), ROWS):
-            for some in block.keys():  # noqa: SIM118 (not a dict)
-                own = dense(some.rows)
-                kept[block.slots[some.place]] = (own if some.scale is None else own * some.scale[:, None]).float()
-        known["all keys"] = kept
+        known["all keys"] = view.reduce(name, AllKeysReducer(layer.entry.in_features), selection=Everything()).result()
     keys = known["all keys"]
     if bias:
         keys, wide = (torch.cat([each.float(), torch.ones(len(each), 1)], dim=1) for each in (keys, queries))

@@ -16,7 +16,7 @@ of `A Aᵀ` and `A F` is divided by its mean diagonal (`balance`): no layer coun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -110,6 +110,8 @@ class Visits:
     """What a visit adds to R, divided by its rows in the layer that answers."""
     totals: Float[Tensor, "examples"]
     """R."""
+    wrong: VisitNumbers
+    """What a visit adds to the mean ρ of its example, divided by its rows: how wrong the network was, with a sign."""
 
 
 def find_visits(view: View, layer: str, loss: str | None) -> Visits:
@@ -127,6 +129,8 @@ def find_visits(view: View, layer: str, loss: str | None) -> Visits:
     examples, places = torch.unique(visits[:, 0], return_inverse=True)
     at = visits[:, 1]
     batch = torch.bincount(at, minlength=steps).double()[at]  # errors are those of a mean over the batch
+    if reader.manifest.observed:  # and here those of each example's own loss
+        batch = torch.ones_like(batch)
     sizes = squares.sqrt() * batch
     if loss == "classes":
         rho = sizes.sqrt()
@@ -146,6 +150,7 @@ def find_visits(view: View, layer: str, loss: str | None) -> Visits:
         VisitNumbers(examples, keys, steps, weight),
         VisitNumbers(examples, keys, steps, taught),
         torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, taught * rows),
+        VisitNumbers(examples, keys, steps, rho / torch.bincount(places)[places] / rows),
     )
 
 
@@ -225,6 +230,25 @@ class JointInfluence(LayerMeasured):
             own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
             self._solved = self._solved * torch.where(own > 0, self._spread() / own, 0.0)[:, None]
             self._spread = None
+        return self._solved
+
+    def in_unit(self, curvature: float) -> JointInfluence:
+        """The same in the number's own unit, under a squared loss: with the mean error in the place of R.
+
+        Args:
+            curvature: the second derivative of an example's loss with respect to the output.
+        """
+        visits = replace(self._joint.visits, taught=self._joint.visits.wrong)
+        return self._with(_joint=replace(self._joint, visits=visits), _solved=self._solved / -curvature)
+
+    @property
+    def layers(self) -> dict[str, LayerGradients]:
+        """The layers that the estimate takes into account, with the gradients of the examples."""
+        return self._joint.layers
+
+    @property
+    def solved(self) -> Float[Tensor, "inputs examples"]:
+        """What the inverse makes of `A F`."""
         return self._solved
 
     @property

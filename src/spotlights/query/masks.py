@@ -84,6 +84,7 @@ class Masks:
     """Answers of a network under masks; prepared once, then quick. Made by `Memory.masks`."""
 
     def __init__(self, view: View, model: nn.Module, columns: Sequence[str]) -> None:
+        view.reader.need_recording("Masks need")
         view.reader.need_all_slots("Masks need")
         # A copy: while the copy computes with other weights, nobody else must see them.
         self._view, self._model = view, copy.deepcopy(model).eval()

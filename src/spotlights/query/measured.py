@@ -182,7 +182,7 @@ class LayerMeasured(Measured):
             notes.append(f"a sample: {self.sample} were kept; totals are estimates, ± their standard error")
         if storage.lossy:
             notes.append(f"keys and errors were stored as {storage.name}: values are approximate")
-        notes.append(self.view.reader.manifest.recomputed_note)
+        notes.append(self.view.reader.manifest.slots_note)
         return "; ".join(filter(None, notes)) or None
 
     # -- asking ------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ same environment: this library, the credentials of a bucket, or the directory of
 from __future__ import annotations
 
 import importlib
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotlights.errors import SettingError
@@ -18,7 +19,7 @@ from spotlights.memory.format.manifest import Manifest
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store import Store
 from spotlights.query.engine import SMALL, Engine, Threads
-from spotlights.query.plan import Plan
+from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
 from spotlights.query.reducers import Reducer
 
 _TASKS_PER_CPU = 4
@@ -46,8 +47,8 @@ class Ray(Engine):
         ray = _connected(self.address)
         segments = max(len(reader.layers[plan.layer].segments) for plan in plans)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        shares = max(1, min(max(segments, len(reader.layers)), _TASKS_PER_CPU * cpus))
-        asked, known = ray.put(tuple(plans)), ray.put((reader.store, tuple(reader.ranks)))
+        shares = max(1, min(max(segments, len(reader.layers), len(plans)), _TASKS_PER_CPU * cpus))
+        asked, known = ray.put((uuid.uuid4().hex, tuple(plans))), ray.put((reader.store, tuple(reader.ranks)))
         if self.keep:
             actors = _actors(ray, self.address, cpus)
             merge = actors[0].merge.remote
@@ -113,15 +114,40 @@ def _merged(*results: list[tuple[Reducer, ...]]) -> list[tuple[Reducer, ...]]:
 
 
 def _run_share(
-    plans: tuple[Plan, ...], known: tuple[Store, tuple[Manifest, ...]], number: int, shares: int
+    asked: tuple[str, tuple[Plan, ...]], known: tuple[Store, tuple[Manifest, ...]], number: int, shares: int
 ) -> list[tuple[Reducer, ...]]:
     """In a worker: the plans for one share, in one thread, as Ray gives a task one CPU."""
     store, ranks = known
     opened = _opened.get(str(store))
     if opened is None or opened.ranks != list(ranks):
         opened = _opened[str(store)] = MemoryReader(store, ranks)
-    return Threads(threads=1, share=(number, shares)).run(plans, opened)
+    question, plans = asked
+    if question not in _bound:
+        _bound.clear()
+        _bound[question] = [
+            plan if plan.measure is None else replace(plan, measure=_Once(plan.measure)) for plan in plans
+        ]
+    return Threads(threads=1, share=(number, shares)).run(_bound[question], opened)
+
+
+class _Once(Measure):
+    """Another measure, bound once for all shares of a question: what it prepares may take as long as a share."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._values: BlockValues | Sweep | None = None
+
+    @property
+    def width(self) -> int:
+        return self._measure.width
+
+    def bind(self, reader: MemoryReader, layer: str) -> BlockValues | Sweep:
+        if self._values is None:
+            self._values = self._measure.bind(reader, layer)
+        return self._values
 
 
 _opened: dict[str, MemoryReader] = {}
 """By address: what this worker has opened."""
+_bound: dict[str, list[Plan]] = {}
+"""The plans of the last question, with measures bound to the memory."""

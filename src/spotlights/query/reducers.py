@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spotlights.memory.blocks import Block
 from spotlights.memory.format.manifest import LayerEntry
-from spotlights.memory.layer_reader import LayerReader, StoredRows
+from spotlights.memory.layer_reader import StoredRows
 from spotlights.query.contraction import Factors, WeightShare, slot_sums
 from spotlights.sparse_rows import SparseRows, dense, weighted_sum
 
@@ -417,6 +417,28 @@ class ErrorSizeReducer(Reducer):
 
 
 @dataclass(eq=False)
+class AllKeysReducer(Reducer):
+    """The key of every slot, in float32."""
+
+    adds = ("blocks",)
+    in_features: int
+
+    def start(self) -> None:
+        self.blocks: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, block: Block, values: Any) -> None:
+        for keys in block.keys():  # noqa: SIM118 (not a dict)
+            rows = dense(keys.rows) if keys.scale is None else dense(keys.rows) * keys.scale[:, None]
+            self.blocks.append((block.slots[keys.place], rows.to(torch.float32, copy=True)))
+
+    def result(self) -> Float[Tensor, "slots in_features"]:
+        if not self.blocks:
+            return torch.empty(0, self.in_features)
+        slots, keys = (torch.cat(parts) for parts in zip(*self.blocks, strict=True))
+        return keys[slots.argsort()]
+
+
+@dataclass(eq=False)
 class KeyMomentsReducer(Reducer):
     """`Σ [k; 1] [k; 1]ᵀ` or its diagonal, in float64; where keys are stored once, how often each was visited."""
 
@@ -437,22 +459,19 @@ class KeyMomentsReducer(Reducer):
                 self.sum.index_add_(0, keys.rows.places.flatten(), squares.flatten())
                 self.sum[-1] += len(keys.rows)
         elif self.distinct_keys is None:
-            _add_moments(self.sum, block.keys())
+            add_moments(self.sum, block.keys())
         else:
             self.visits += torch.bincount(block.key_numbers(), minlength=len(self.visits))
 
-    def result(self, layer: LayerReader) -> Float[Tensor, "keys_and_1 *keys_and_1"]:
-        """The whole matrix, or its diagonal; `layer` has the distinct keys."""
+    def result(self) -> Float[Tensor, "keys_and_1 *keys_and_1"]:
+        """The whole matrix, or its diagonal; what distinct keys make of `visits` must be in the sum by now."""
         moments = self.sum.clone()
-        if moments.ndim == 1:
-            return moments
-        if self.distinct_keys is not None:
-            _add_moments(moments, layer.key_table(), self.visits)
-        moments[-1, :-1] = moments[:-1, -1]
+        if moments.ndim > 1:
+            moments[-1, :-1] = moments[:-1, -1]
         return moments
 
 
-def _add_moments(moments: Tensor, keys: Iterable[StoredRows], visits: Tensor | None = None) -> None:
+def add_moments(moments: Tensor, keys: Iterable[StoredRows], visits: Tensor | None = None) -> None:
     """Adds all but the last row, which follows by symmetry."""
     for some in keys:
         rows = dense(some.rows) if some.scale is None else dense(some.rows) * some.scale[:, None]

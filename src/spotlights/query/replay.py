@@ -44,6 +44,8 @@ class Replay(Measure):
                 f"running {name} again on the recorded gradients, give its class: "
                 f"memory.verify(model, optimizer={name})."
             )
+        if name == torch.optim.LBFGS.__name__:
+            raise UnsupportedError(f"{name} computes several gradients in one step: it cannot be run again to verify.")
 
         def blocks(selection: Selection) -> Iterator[tuple[Block, Parameters]]:
             try:

@@ -21,7 +21,7 @@ from spotlights.memory.reader import StepLog
 from spotlights.query.columns import Grouping, Visits, grouping
 from spotlights.query.engine import View
 from spotlights.query.reducers import Reducer
-from spotlights.results.suspects import Suspects
+from spotlights.results.suspects import NOTE, Suspects
 from spotlights.sparse_rows import dense
 
 
@@ -92,6 +92,7 @@ def find_suspects(view: View, k: int, layer: str | None) -> Suspects:
         errors.counts[order],
         answers,
         {column: values for column, values in agreed.items() if any(value is not None for value in values)},
+        "; ".join(filter(None, [NOTE, reader.manifest.slots_note])),
     )
 
 

@@ -6,7 +6,7 @@ step, or of an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from spotlights.memory.format.names import probed_entries
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import plain
 from spotlights.query.engine import View
-from spotlights.query.forward import ForwardPass, parameters_of
+from spotlights.query.forward import parameters_of
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
 
 
-def what_differs(view: View, forward: ForwardPass, layers: Sequence[str]) -> str | None:
+def what_differs(
+    view: View, of_model: Callable[[str], Mapping[str, Float[Tensor, "..."]]], layers: Sequence[str]
+) -> str | None:
     """Whether a model has other weights than the memory after the view's last step; of which step, if it has.
 
-    Compares the probed entries alone.
+    Compares the probed entries alone; `of_model` gives the model's parameters of a layer.
     """
     reader, until = view.reader, view.until
     if reader.manifest.fold is not None:
@@ -97,7 +99,7 @@ def what_differs(view: View, forward: ForwardPass, layers: Sequence[str]) -> str
         entry, known = reader.layers[layer].entry, reader.layers[layer].known
         if known.get("entries", (None,))[0] != until:  # the last ones are kept with the layer
             known["entries"] = until, {name: _entries(reader, layer, name, until) for name in entry.trained}
-        parameters = forward.parameters(layer)
+        parameters = of_model(layer)
         for name, (place, entries) in known["entries"][1].items():
             own[layer, name] = parameters[name].reshape(-1)[place].to(entries)
             recorded[layer, name] = entries

@@ -20,7 +20,7 @@ from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled, unroll
 from spotlights.query.columns import cells
 from spotlights.query.contraction import WeightShare
-from spotlights.query.engine import Progress, Threads, Turn, View
+from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.measures import Score
 from spotlights.query.reducers import OutputReducer, WeightsReducer
 from spotlights.query.sweep import stacked
@@ -165,7 +165,7 @@ class GroupWeights:
     def build(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Passes over the memory once, taking a turn for each stretch of training."""
         done, stretches = 0, len(self._cells) * (len(self.edges) - 1)
-        view = replace(self._view, engine=Threads(1))  # background work: it leaves the other cores alone
+        view = replace(self._view, engine=self._view.engine.of_the_whole.in_background)
         for name, groups in self._cells.items():
             sums = WeightsReducer(view.reader.layer(name).entry, groups)
             coefficient = Coefficient(unroll(view.reader, name, view.until))

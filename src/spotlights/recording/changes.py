@@ -7,17 +7,19 @@ slots alone (`names.MOVED`), so that `verify` and answers can say why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from spotlights.memory.format.names import MOVED
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
+from spotlights.torch_internals import Untraced
 
-WEIGHTS, STATE, LEFT, ADDED = MOVED
+WEIGHTS, STATE, LEFT, ADDED, ELSEWHERE = MOVED
 _NAMES_SHOWN = 4
 
 
@@ -33,14 +35,34 @@ class Changes:
         self._logged: set[int] = set()
         self._gone: set[str] = set()
         """Layers whose module the model no longer has."""
+        self._known: dict[str, int] = {}
+        """Layers whose weights will change without slots, with the reason."""
 
-    def watch(self, guard: Callable[..., Callable[..., Any]]) -> list[Any]:
-        """Registers hooks that notice a loaded state; returns their handles."""
+    def watch(self, guard: Callable[..., Callable[..., Any]], tell: Callable[[str, Sequence[str]], None]) -> list[Any]:
+        """Registers hooks that notice a loaded state, and steps of other optimizers; returns their handles.
+
+        Args:
+            guard: keeps errors of the hooks away from training.
+            tell: told of an optimizer that is not recorded, by name, and of the layers that it trains.
+        """
 
         def note(optimizer: torch.optim.Optimizer) -> None:
             self._loaded.add(id(optimizer))
 
-        return [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.each]
+        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if id(optimizer) in self._held:
+                return
+            layers = self._layers_of(set(_held_by(optimizer)))
+            if not self._known.keys() >= set(layers):
+                self._known |= dict.fromkeys(layers, ELSEWHERE)
+                tell(type(optimizer).__name__, layers)
+
+        loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.each]
+        return [*loaded, register_optimizer_step_post_hook(Untraced(guard(stepped)))]
+
+    def known_reason(self, layer: str) -> int:
+        """Why the weights of a layer change without slots, where that is known; else 0."""
+        return self._known.get(layer, 0)
 
     @property
     def any_loaded(self) -> bool:
@@ -77,6 +99,7 @@ class Changes:
             }
             for name in self._layers_of((self._held[key] - before) & untrained):
                 reasons[name] = reasons.get(name, 0) | ADDED
+                self._known[name] = ADDED
                 self.log(step, ADDED, "the optimizer got parameters that it did not hold when recording began", [name])
         return reasons
 

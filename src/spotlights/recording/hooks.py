@@ -76,6 +76,12 @@ class ModuleHooks:
     maps: dict[str, RecordedMap] = field(default_factory=dict)
     axes: tuple[int, ...] | None = None
     """Which axes of rows may count the examples (see `Call`), where a network around the module tells."""
+    in_eval: bool = False
+    """Whether calls in eval mode are recorded too."""
+
+    @property
+    def _is_on(self) -> bool:
+        return (self.module.training or self.in_eval) and torch.is_grad_enabled()
 
     def register(
         self, columns: ColumnTable, current_batch: Callable[[], Batch | None], passes: BackwardPasses, guard: Guard
@@ -91,7 +97,7 @@ class ModuleHooks:
         codes = {name: columns.code(MODULE, own.path) for name, own in self.maps.items() if own.layer.several_kinds}
 
         def batch_to_record(outputs: list[Tensor]) -> Batch | None:
-            if not (self.module.training and torch.is_grad_enabled()) or torch_internals.in_functorch():
+            if not self._is_on or torch_internals.in_functorch():
                 return None
             for tensor in outputs:
                 if tensor.requires_grad:
@@ -136,7 +142,7 @@ class ModuleHooks:
         state_before: list[Any] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            recorded = module.training and torch.is_grad_enabled() and current_batch() is not None
+            recorded = self._is_on and current_batch() is not None
             state_before[:] = [adapter.before(module)] if recorded else []
 
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -50,7 +50,7 @@ def record(source: Source, store: Store, steps: range, told: Told = lambda share
         segment_bytes=SEGMENT_BYTES,
     )
     run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
-    with _as_recorded(run.threads), warnings.catch_warnings():
+    with as_recorded(run.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", SpotlightsWarning)  # said when the recipe was recorded
         for step in range(run.step, steps.start):
             run.take(step)
@@ -88,7 +88,7 @@ def _note(store: Store, off: float) -> None:
 
 
 @contextmanager
-def _as_recorded(threads: int) -> Iterator[None]:
+def as_recorded(threads: int) -> Iterator[None]:
     """Computes with as many threads as the run had, since sums depend on them; leaves random numbers as they were."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -103,7 +103,7 @@ class Recomputation:
     """The slots of a recipe, computed when they are asked for, in a bounded cache."""
 
     def __init__(self, source: Source, cache: Cache | None) -> None:
-        self._source = source
+        self.source = source
         if cache is None:
             self._folder = tempfile.TemporaryDirectory(prefix="spotlights-")
             cache = Cache(Path(self._folder.name), CACHE_BYTES)
@@ -112,7 +112,7 @@ class Recomputation:
 
     def reader(self, told: Told = lambda share: None) -> StretchReader:
         """All slots as one memory; computes the stretches that have never been computed."""
-        bounds = self._source.bounds
+        bounds = self.source.bounds
         parts = []
         for first, end in pairwise(bounds):
             stretch = range(first, end)
@@ -123,7 +123,7 @@ class Recomputation:
                 manifest = read_manifest(store)[0]
             parts.append(Part(store, manifest, first))
             told(end / bounds[-1])
-        reader = StretchReader(self._source.reader, parts)
+        reader = StretchReader(self.source.reader, parts)
         off = reader.manifest.recomputed
         if off:
             warnings.warn(
@@ -137,15 +137,15 @@ class Recomputation:
     def record(self, store: Store, steps: range, told: Told) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""
         with self._lock:
-            record(self._source, store, steps, told)
+            record(self.source, store, steps, told)
 
     @property
     def steps(self) -> int:
-        return self._source.reader.steps
+        return self.source.reader.steps
 
     def _path(self, stretch: range) -> Path:
         """The same as long as the recipe's files of the stretch are."""
-        entries = [segment.entry for segment in self._source.reader.segments]
+        entries = [segment.entry for segment in self.source.reader.segments]
         checksums = [e.checksum for e in entries if e.first_step < stretch.stop and e.end_step > stretch.start]
         return self._cache.path(xxhash.xxh3_128_hexdigest(" ".join([*checksums, str(stretch)]).encode()))
 
@@ -154,7 +154,7 @@ class Recomputation:
         with self._lock:
             while True:
                 try:
-                    record(self._source, LocalStore(path), stretch)
+                    record(self.source, LocalStore(path), stretch)
                     break
                 except ResumeError:  # another process computes this stretch
                     time.sleep(1.0)

@@ -158,7 +158,7 @@ class Recorder:
         )
         axes = axes_of_modules(self._model)
         for hooks in self._hooks:
-            hooks.axes = axes.get(hooks.module)
+            hooks.axes, hooks.in_eval = axes.get(hooks.module), settings.observed > 0
         self._guard = Guard(self._on_error, self._warn_forked)
         self._passes = BackwardPasses(
             self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
@@ -204,7 +204,7 @@ class Recorder:
                 optimizer.register_step_pre_hook(Untraced(guard(self._on_step))),
                 optimizer.register_step_post_hook(Untraced(guard(self._after_step))),
             ]
-        self._optimizer_handles += self._changes.watch(guard)
+        self._optimizer_handles += self._changes.watch(guard, self._warn_of_another)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -212,6 +212,7 @@ class Recorder:
             self._warn_forked()
             return
         self._guard(self._close_step)()
+        self._guard(self._look_again)()
         self._unhook()
         for handle in self._optimizer_handles:
             handle.remove()
@@ -245,6 +246,11 @@ class Recorder:
         if self._writer is None and "stopped" not in self._warned:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         self._announce({name: self._columns.encode(name, values) for name, values in columns.items()}, layer)
+
+    def accept_weights(self) -> None:
+        """Takes the weights as they are for those after the last step: loading them is nothing to report."""
+        for layer in self._layers.values():
+            layer.settle()
 
     def announce(self, batch: AnnouncedBatch) -> None:
         """The same for a batch of a recipe, whose values are numbers already."""
@@ -312,11 +318,16 @@ class Recorder:
         return id(optimizer) in self._optimizers.nested and running_steps(optimizer) > 1
 
     def _then_stage(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        stage = self._guard(self._stage)
+        stage, again = self._guard(self._stage), self._guard(self.accept_weights)
+        calls = 0
 
         def wrapped() -> Any:
+            nonlocal calls
             result = closure()
+            if calls:  # LBFGS itself has changed the weights in between
+                again()
             stage(optimizer)
+            calls += 1
             return result
 
         return wrapped
@@ -380,16 +391,24 @@ class Recorder:
         """Whether anything but an optimizer changed the layer since the last step (`names.MOVED`)."""
         if not layer.moved():
             return 0
+        known = self._changes.known_reason(layer.name)
+        if known:
+            return known
         self._changes.log(self.step, WEIGHTS, "weights were changed outside the optimizer", [layer.name])
         return WEIGHTS
+
+    def _look_again(self) -> None:
+        """When recording ends: what was changed after the last step."""
+        for layer in self._layers.values() if self.step and not self._guard.stopped else ():
+            if layer.trained:
+                self._reasons(layer)
 
     def _start_over_if_changed(self) -> None:
         """Before the first step, weights and state may be loaded: the memory starts from these."""
         assert self._writer is not None
         if self._changes.any_loaded or any(layer.moved() for layer in self._layers.values()):
             self._changes.accept()
-            for layer in self._layers.values():
-                layer.settle()
+            self.accept_weights()
             if not self._processes.rank or self._sharded:
                 self._writer.replace_initial(self._start.initial())
 
@@ -438,6 +457,15 @@ class Recorder:
                 f'recorder.batch({found.column}=values[:, None].expand{found.rows[:2]}, layer="{name}"), or '
                 "values[None] where examples are counted along the second axis.",
             )
+
+    def _warn_of_another(self, name: str, layers: Sequence[str]) -> None:
+        some = ", ".join(layers[:3]) + (" …" if len(layers) > 3 else "")
+        self._warn(
+            "another optimizer",
+            f"After step {self.step}, layers of the model ({some}) are trained by an optimizer that was not given to "
+            f"sl.record ({name}). Its steps are not recorded. Give sl.record all optimizers of the model, as a list; "
+            "if a new optimizer takes the place of an old one, record from there on into a memory of its own.",
+        )
 
     def _warn(self, kind: str, text: str) -> None:
         """Warns once in a recording."""

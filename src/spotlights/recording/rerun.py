@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Shaped
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, UnsupportedError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """The loss of a batch, given its examples: one number, or one for each example, whose mean is taken."""
+LeftOut = Callable[[AnnouncedBatch, int], Bool[np.ndarray, "..."]]
+"""Which examples of a batch of a step are left out."""
 _MISFIT = 0.01
 """A recomputed gradient that differs by more than this share from the recorded one is not that of the same loss."""
 _NEIGHBOURS = 8
@@ -180,27 +183,64 @@ class Rerun:
         for batch in recipe.batches:
             if recorder is not None:
                 recorder.announce(batch)
-            if batch.random is not None:
-                torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
-            loss = self._source.loss(self.model, self._examples(batch))
-            if not isinstance(loss, Tensor) or not loss.requires_grad:
-                raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
-            (loss if loss.ndim == 0 else loss.mean()).backward()
+            self._backward(batch, batch.columns["example"])
         self._scale(step, recipe)
+        self._step(recipe)
+
+    def take_without(self, step: int, left_out: LeftOut, clip: float | None) -> None:
+        """Takes another step than the recorded one: without some of its examples; none at all if none are left."""
+        recipe = self._source.step(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in recipe.batches:
+            ids = batch.columns["example"][~left_out(batch, step)]
+            if ids.size:
+                self._backward(batch, ids)
+        if any(p.grad is not None for p in self._parameters.values()):
+            if clip is not None:
+                nn.utils.clip_grad_norm_(list(self._parameters.values()), clip)
+            self._step(recipe)
+
+    def other_factor(self, step: int, clip: float | None) -> float | None:
+        """By what the recorded step's gradient was multiplied, if clipping does not do the same; changes nothing."""
+        recipe, random = self._source.step(step), torch.get_rng_state()
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in recipe.batches:
+            self._backward(batch, batch.columns["example"])
+        torch.set_rng_state(random)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
+        expected = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+        factors = [f for f in self._scale(step, recipe) if f is not None]
+        return next((f for f in factors if abs(f - expected) > _MISFIT * expected), None)
+
+    def _backward(self, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
+        if batch.random is not None:
+            torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
+        loss = self._source.loss(self.model, self._examples(ids))
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
+        (loss if loss.ndim == 0 else loss.mean()).backward()
+
+    def _step(self, recipe: StepRecipe) -> None:
         numbers = iter(recipe.options.tolist())
         for group in self.optimizer.param_groups:
             logged = {name: next(numbers) for name in option_numbers(group)}
             group.update(options_of(logged, group))
         self.optimizer.step()
 
-    def _examples(self, batch: AnnouncedBatch) -> Any:
-        ids = batch.columns["example"]
+    def _examples(self, ids: Shaped[np.ndarray, "..."]) -> Any:
         if self._strings is None:
             return torch.from_numpy(ids)
         return np.array([*self._strings, ""], dtype=object)[ids].tolist()
 
-    def _scale(self, step: int, recipe: StepRecipe) -> None:
-        """Does to the gradients what was done before the step, as the entries that the recipe kept tell."""
+    def _scale(self, step: int, recipe: StepRecipe) -> list[float | None]:
+        """Does to the gradients what was done before the step, as the entries that the recipe kept tell.
+
+        Returns the factor of each parameter's gradient; None where there was none.
+        """
         sizes = [min(64, p.numel()) for p in self._parameters.values()]
         kept = np.split(recipe.gradients, np.cumsum(sizes)[:-1])
         for parameter, seen in zip(self._parameters.values(), kept, strict=True):
@@ -222,6 +262,7 @@ class Rerun:
             factor = common if own_factor is None else own_factor
             if factor != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(torch.tensor(factor, dtype=parameter.grad.dtype, device=parameter.grad.device))
+        return known
 
     def _check(
         self, step: int, found: Sequence[Any], kept: Sequence[np.ndarray], known: Sequence[float | None]

@@ -29,6 +29,8 @@ class RecordingSettings:
     segment_bytes: int
     keep: str = "slots"
     checkpoint_every: int | str = "auto"
+    observed: int = 0
+    """The sets of weights of a network that was already trained (`observe`)."""
 
     def __post_init__(self) -> None:
         storage = None if self.dtype is None else storage_named(self.dtype)

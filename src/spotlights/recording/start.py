@@ -294,6 +294,7 @@ class Start:
             **self._description(),
             "rule": rule.name,
             "log_fields": list(rule.fields),
+            "observed": settings.observed,
             "git_revision": _git_revision(),
             "seed": torch.initial_seed(),
             "uncovered": coverage.uncovered,

@@ -1,14 +1,17 @@
 """Answers: small objects that print as tables, plot, and convert to pandas and numpy."""
 
 from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
+from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.suspects import Suspects
-from spotlights.results.tables import Printable, build, frame, printable, shown
+from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
 
 __all__ = [
+    "Calibration",
     "Curve",
     "ExampleVisits",
+    "Forecast",
     "Forgetting",
     "Hit",
     "Label",
@@ -19,6 +22,7 @@ __all__ = [
     "Printable",
     "Rest",
     "Suspects",
+    "TitledTable",
     "Top",
     "Totals",
     "build",

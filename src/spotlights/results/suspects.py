@@ -54,8 +54,8 @@ class Suspects(Printable):
 
     def table(self) -> Any:
         rows = list(self.rows())[:FEW]
-        title = f"suspects by the errors of {self.layer} (the first {len(rows)} of {len(self):,})"
-        return build_rows(title, rows, "suspicion", self.note)
+        some = f" (the first {len(rows)} of {len(self):,})" if len(rows) < len(self) else ""
+        return build_rows(f"suspects by the errors of {self.layer}{some}", rows, "suspicion", self.note)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row for each example."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotlights.errors import SettingError
@@ -51,8 +52,30 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> Any:
-    """A rich table; numbers are set to the right."""
+@dataclass(frozen=True)
+class TitledTable:
+    """A table with a title above and a note below, both as wide as the terminal."""
+
+    title: str
+    body: Any
+    note: str | None
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text(printable(self.title), "italic")
+        yield self.body
+        if self.note is not None:
+            yield Text(printable(self.note), "dim")
+
+    def __rich_measure__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        return Measurement.get(console, options, self.body)
+
+
+def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> TitledTable:
+    """A table for the terminal; numbers are set to the right."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -60,15 +83,14 @@ def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], not
     def as_written(text: str) -> str:
         return escape(printable(text))
 
-    title, note = as_written(title), None if note is None else as_written(note)
-    table = Table(title=title, title_justify="left", caption=note, caption_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     body = [[shown(cell) for cell in row] for row in rows]
     for index, name in enumerate(columns):
         numbers = all(_is_number(row[index]) for row in body)
         table.add_column(as_written(name), justify="right" if numbers else "left")
     for row in body:
         table.add_row(*map(as_written, row))
-    return table
+    return TitledTable(title, table, note)
 
 
 def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str | None) -> Any:

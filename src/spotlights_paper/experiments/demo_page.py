@@ -20,7 +20,7 @@ from torch import Tensor
 import spotlights as sl
 from spotlights.figures import TotalsPanel, add_note, draw_top, draw_totals, new_figure
 from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
-from spotlights.results import Top, Totals, build, shown
+from spotlights.results import TitledTable, Top, Totals, build, shown
 from spotlights_paper.pictures import Captioned, ImageOf, draw_image, draw_images
 
 _HEADER, _ROW = 1.9, 2.15
@@ -210,7 +210,7 @@ def _captioned(found: dict, image_of: ImageOf) -> Captioned:
 
 def tables(
     explanation: Explanation, query: int, pixels: Shaped[Tensor, "height width"], strongest: Sequence[Top]
-) -> Iterator[Table]:
+) -> Iterator[Table | TitledTable]:
     """The test image beside the nearest training examples, the classes, and what speaks for the answer and against it.
 
     Args:
@@ -239,7 +239,7 @@ def _letters(pixels: Shaped[Tensor, "height width"]) -> str:
     return "\n".join("".join(letters[pair] for pair in zip(*lines.tolist(), strict=True)) for lines in ink.split(2))
 
 
-def _examples(explanation: Explanation, query: int) -> Table:
+def _examples(explanation: Explanation, query: int) -> TitledTable:
     rows = []
     for layer in explanation.layers:
         for row in layer.examples.rows(query):
@@ -249,7 +249,7 @@ def _examples(explanation: Explanation, query: int) -> Table:
     return build(title, ["layer", "rank", "example", "label", "score"], rows, "summed over all visits")
 
 
-def _classes(explanation: Explanation, query: int) -> Table:
+def _classes(explanation: Explanation, query: int) -> TitledTable:
     layers, target = explanation.layers, explanation.answers[query]
     names = ["label", *(f"score\n{layer.name}" for layer in layers)]
     names += [f"for {target}\n{layer.name}" for layer in layers]
@@ -272,7 +272,7 @@ def _short(value: float) -> str:
     return f"{value / 1e6:.2f} M" if abs(value) >= 1e6 else f"{value:,.0f}"
 
 
-def _contributions(top: Top, query: int, kind: str) -> Table:
+def _contributions(top: Top, query: int, kind: str) -> TitledTable:
     rows = list(top.rows(query))
     side = "against" if rows and rows[0]["contribution"] < 0 else "for"
     body = [[row["example"], row["label"], f"{row['contribution']:+.4f}"] for row in rows]

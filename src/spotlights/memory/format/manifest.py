@@ -272,6 +272,9 @@ class Manifest:
     recomputed: float | None = None
     """Of slots that were computed again from a recipe: how far the weights were off at the next checkpoint, relative to
     them, at most; 0 if they were the same bit for bit."""
+    observed: int = 0
+    """Of a network that was already trained: at how many sets of weights its gradients were computed. 0 if a training
+    was recorded."""
     status: str = "recording"
     """"recording", "closed", or "stopped: …" with the reason."""
     format: int = FORMAT
@@ -288,8 +291,11 @@ class Manifest:
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
 
     @property
-    def recomputed_note(self) -> str | None:
+    def slots_note(self) -> str | None:
         """What an answer from slots that are not those of the run says; None if they are."""
+        if self.observed:
+            weights = "the trained weights" if self.observed == 1 else f"{self.observed} sets of weights"
+            return f"observed at {weights}, not recorded: an estimate of what training did"
         if not self.recomputed:
             return None
         return f"slots computed again from a recipe, not bit for bit: weights were off by up to {self.recomputed:.0e}"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 MANIFEST, INITIAL, FINAL = "memory.json", "initial.safetensors", "final.safetensors"
 MOMENTS = "moments.safetensors"
+CALIBRATION = "calibration.json"
 """Derived by readers from the segments (`memory/reader.py`); the manifest does not list the file."""
 SEGMENTS = "segments/"
 UNFINISHED = ".part"
@@ -99,6 +100,7 @@ MOVED = {
     2: "the optimizer's state was loaded or replaced",
     4: "its parameters left the optimizer, or were replaced",
     8: "the optimizer trains parameters that it did not hold when recording began",
+    16: "trained by an optimizer that is not recorded",
 }
 """What the step log says in its column `moved`, added up, where a step does not follow from the one before."""
 

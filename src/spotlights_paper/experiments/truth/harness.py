@@ -1,35 +1,33 @@
 """`spotlights evaluate truth`: estimates against retraining, in one table.
 
 Everything that takes long is kept in the folder (`OUT/SETTING/`) and not done again: the recorded run, the margins of
-retrained networks (`retrained/`), and each method's numbers (`scores/NAME.npz`). Whatever another tool writes there in
-the same form is scored as well; `benchmarks/truth_peers.py` does so for some.
+retrained networks (`retrained/`, and all of them in `margins.npz`), and each method's numbers (`scores/NAME.npz`).
+Whatever another tool writes there in the same form is scored as well; `benchmarks/truth_peers.py` does so for some.
+With a file of margins, such as those in docs/truth, nothing is retrained.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.results import Printable, build
 from spotlights_paper.experiments.paper import Estimate
 from spotlights_paper.experiments.progress import stage
 from spotlights_paper.experiments.truth.data import Data
+from spotlights_paper.experiments.truth.margins import Margins, keep_answer, kept_answers, path_of
 from spotlights_paper.experiments.truth.mislabelled import Mislabelled, find_mislabelled
-from spotlights_paper.experiments.truth.recorded import METHODS, MethodScores, Recorded, ask, record, train_plainly
+from spotlights_paper.experiments.truth.recorded import METHODS, Recorded, ask, record, train_plainly
 from spotlights_paper.experiments.truth.removal import Removal, draw, removal_curve
 from spotlights_paper.experiments.truth.retraining import halves, retrained
-from spotlights_paper.experiments.truth.scoring import ceiling, lds, predictions, redrawn, score_of
-from spotlights_paper.experiments.truth.settings import prepare, setting_named
+from spotlights_paper.experiments.truth.scoring import lds, score_of
+from spotlights_paper.experiments.truth.settings import Setting, prepare, setting_named
 
-FILE, PICTURE = "truth.json", "removal.png"
+FILE, MARGINS, PICTURE = "truth.json", "margins.npz", "removal.png"
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ def evaluate(
     mislabelled: bool = True,
     removals: int = 0,
     methods: Sequence[str] = tuple(METHODS),
+    margins: Path | None = None,
     quick: bool = False,
 ) -> Truth:
     """Records, retrains, asks and compares.
@@ -108,6 +107,7 @@ def evaluate(
         mislabelled: also flip labels, and look for them.
         removals: test images for which the top examples are dropped and the network is retrained.
         methods: which of the memory's own answers to ask for; exact contributions under Adam take long.
+        margins: a file of margins; then no halves are retrained.
         quick: make everything small: to see that it works.
     """
     if retrains < 4:
@@ -121,18 +121,18 @@ def evaluate(
     with stage("training plainly and with recording"):
         plain = _kept(folder / "plain_seconds.json", lambda: train_plainly(setting, data)[1])
         recorded = record(setting, data, folder)
-    fresh = retrained(folder, setting, data, kind="fresh", count=retrains)
-    other = retrained(folder, setting, data, kind="again", count=again) if again else None
+    truths = _retrained(folder, setting, data, retrains, again) if margins is None else Margins.load(margins)
+    retrains = len(truths.fresh)
     alike = retrained(folder, setting, data, kind="same", count=same) if same else None
     with stage("asking"):
         refused = _ask_all(data, recorded, folder, methods)
-    members = halves(retrains, len(data.train))
+    members, fresh = truths.members, truths.fresh
     # The first half of both was for choosing; the second has not been looked at.
     rest, later = slice(len(data.test) // 2, None), slice(retrains // 2, None)
     rows = []
     with stage("comparing"):
         answers = list(kept_answers(folder))
-        drawn = {answer.method: redrawn(predictions(answer.scores, members), fresh) for answer in answers}
+        drawn = {answer.method: truths.drawn(answer.scores) for answer in answers}
         for answer in answers:
             mine, best = drawn[answer.method], drawn.get("influence")
             rows.append(
@@ -152,7 +152,7 @@ def evaluate(
         plain,
         recorded.seconds,
         rows,
-        None if other is None else ceiling(fresh[:again], other),
+        truths.ceiling,
         refused,
         find_mislabelled(setting, data, folder) if mislabelled and data.kind == "classes" else None,
         removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
@@ -163,11 +163,19 @@ def evaluate(
     return truth
 
 
+def _retrained(folder: Path, setting: Setting, data: Data, retrains: int, again: int) -> Margins:
+    fresh = retrained(folder, setting, data, kind="fresh", count=retrains)
+    other = retrained(folder, setting, data, kind="again", count=again) if again else None
+    truths = Margins(setting.name, halves(retrains, len(data.train)), fresh, other)
+    truths.save(folder / MARGINS)
+    return truths
+
+
 def _ask_all(data: Data, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
     """Asks what has not been asked before; returns what this memory cannot answer, in sentences."""
     refused = []
     for method in methods:
-        if not _path(folder, method).exists():
+        if not path_of(folder, method).exists():
             try:
                 keep_answer(folder, ask(method, data, recorded))
             except UnsupportedError as error:
@@ -180,20 +188,3 @@ def _kept(path: Path, compute: Callable[[], float]) -> float:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(compute()))
     return json.loads(path.read_text())
-
-
-def keep_answer(folder: Path, answer: MethodScores) -> None:
-    """Writes a method's numbers where `evaluate` looks for them."""
-    path = _path(folder, answer.method)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, method=answer.method, scores=answer.scores.float().numpy(), seconds=answer.seconds)
-
-
-def kept_answers(folder: Path) -> Iterator[MethodScores]:
-    for path in sorted((folder / "scores").glob("*.npz")):
-        with np.load(path, allow_pickle=False) as file:
-            yield MethodScores(str(file["method"]), torch.from_numpy(file["scores"]), float(file["seconds"]))
-
-
-def _path(folder: Path, method: str) -> Path:
-    return folder / "scores" / (re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-") + ".npz")

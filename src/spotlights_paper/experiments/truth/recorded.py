@@ -19,8 +19,11 @@ import spotlights as sl
 from spotlights.errors import UnsupportedError
 from spotlights.results import Totals
 from spotlights_paper.experiments.truth.data import Data
+from spotlights_paper.experiments.truth.margins import MethodScores
 from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
+RUNS = 3
+"""How many are recorded for the mean over runs."""
 MEMORY, MODEL, SECONDS = "run.memory", "model.safetensors", "seconds.txt"
 
 
@@ -28,6 +31,7 @@ MEMORY, MODEL, SECONDS = "run.memory", "model.safetensors", "seconds.txt"
 class Recorded:
     """A trained network and its memory."""
 
+    setting: Setting
     folder: Path
     model: nn.Module
     seconds: float
@@ -72,7 +76,7 @@ def record(setting: Setting, data: Data, folder: Path, seed: int = 0) -> Recorde
         save_file(model.state_dict(), folder / MODEL)
     model = initial_network(setting, seed)
     model.load_state_dict(load_file(folder / MODEL))
-    return Recorded(folder, model, float((folder / SECONDS).read_text()))
+    return Recorded(setting, folder, model, float((folder / SECONDS).read_text()))
 
 
 def ask_about(data: Data, recorded: Recorded) -> sl.Spotlights:
@@ -99,27 +103,25 @@ def margin_of(data: Data) -> Callable[[Tensor], Tensor]:
 # -- methods ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class MethodScores:
-    """A method's number for each test image and training example."""
-
-    method: str
-    scores: Float[Tensor, "test train"]
-    seconds: float
-    """On top of training (and recording)."""
-
-
 def influence(data: Data, recorded: Recorded, rule: str | None = None) -> Float[Tensor, "test train"]:
     """The library's default, or one of its rules."""
     return in_order(ask_about(data, recorded).influence(margin_of(data), rule=rule).totals("example"), data)
 
 
+def of_runs(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
+    """The mean over several recorded runs; those with other seeds lie beside the first one."""
+    others = [record(recorded.setting, data, recorded.folder / f"run-{seed}", seed) for seed in range(1, RUNS)]
+    runs = [recorded, *others]
+    memories, models = [run.memory for run in runs], [run.model for run in runs]
+    return in_order(sl.influence(memories, models, data.test.inputs, target=margin_of(data)).totals("example"), data)
+
+
 def contributions(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """All layers added up: exact in the last one, first order in the others."""
     layers, target = list(ask_about(data, recorded).values()), margin_of(data)
-    owners = [attention.owners(target)[0] for attention in layers]
-    parts = [attention.contributions(target, rows=True) for attention in layers]
-    return in_order(sl.Influence(parts, owners, inputs=len(data.test.labels)).totals("example"), data)
+    parts = [attention.contributions(target) for attention in layers]
+    inputs = torch.arange(len(data.test.labels))
+    return in_order(sl.Influence(parts, [inputs] * len(parts), inputs=len(inputs)).totals("example"), data)
 
 
 def scores(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
@@ -151,6 +153,7 @@ def words(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
 
 METHODS: dict[str, Callable[[Data, Recorded], Float[Tensor, "test train"]]] = {
     "influence": influence,
+    f"influence, {RUNS} runs": of_runs,
     "whitened": partial(influence, rule="whitened"),
     "joint": partial(influence, rule="joint"),
     "contribution": contributions,

@@ -1,0 +1,117 @@
+"""A network put back to a checkpoint of a memory of slots, and who was seen when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spotlights.errors import SettingError, UnsupportedError
+from spotlights.memory.blocks import Block, Selection
+from spotlights.memory.format.columns import MISSING_INT
+from spotlights.memory.reader import MemoryReader
+from spotlights.optimizers import WEIGHTS, rule_for, rule_named, rule_of_parameter
+from spotlights.query.engine import View
+from spotlights.query.forward import find_map
+from spotlights.query.plan import Plan
+from spotlights.query.reducers import Reducer
+
+Visits = dict[int, set[int]]
+"""By step: the numbers of some examples that it saw."""
+
+
+@dataclass(eq=False)
+class VisitsReducer(Reducer):
+    """Which examples each step saw."""
+
+    def start(self) -> None:
+        self.visits: Visits = {}
+
+    def update(self, block: Block, values: Any) -> None:
+        pairs = torch.stack([block.column("step"), block.column("example")], dim=1).unique(dim=0)
+        for step, example in pairs.tolist():
+            if example != MISSING_INT:
+                self.visits.setdefault(step, set()).add(example)
+
+    def merge(self, other: Any) -> None:
+        for step, examples in other.visits.items():
+            self.visits.setdefault(step, set()).update(examples)
+
+
+def visits_of(view: View, selections: Sequence[Selection]) -> tuple[Visits, Visits]:
+    """From slots: whom each step saw in any layer, and those among them that are selected."""
+    view.reader.need_all_slots("To rewind takes")
+    found = []
+    for several in ([view.selection], [view.selection & selection for selection in selections]):
+        plans = [Plan(layer, selection, (VisitsReducer(),)) for layer in view.reader.layers for selection in several]
+        together = VisitsReducer()
+        for (filled,) in view.run(*plans):
+            together.merge(filled)
+        found.append(together.visits)
+    return found[0], found[1]
+
+
+def start_before(reader: MemoryReader, first: int) -> int:
+    """The last checkpoint of all layers that is not after a step."""
+    steps = [
+        {step for step, stored in reader.checkpoints(layer, name).items() if WEIGHTS in stored and step <= first}
+        for layer, entry in reader.manifest.layers.items()
+        for name in entry.trained
+    ]
+    return max(set.intersection(*steps)) if steps else 0
+
+
+def put_back(reader: MemoryReader, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Weights, running statistics, the optimizer's state and its options, from a memory of slots."""
+    manifest = reader.manifest
+    rule = rule_named(manifest.rule)
+    if manifest.uncovered or rule is None:
+        missing = ", ".join(manifest.uncovered[:5]) or f"the state of {manifest.optimizer}"
+        raise UnsupportedError(f'{reader.address} does not have {missing}. A recording with keep="recipe" has all.')
+    if optimizer is None:
+        raise SettingError(f"Give the optimizer, too: memory.rewind(model, optimizer, …). It was {manifest.optimizer}.")
+    if rule_for(optimizer) is not rule:
+        raise SettingError(f"{type(optimizer).__name__} was given; the run had {manifest.optimizer}.")
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    states: dict[nn.Parameter, dict[str, Any]] = {}
+    weights: list[tuple[Tensor, Tensor]] = []
+    for layer, entry in manifest.layers.items():
+        _, linear = find_map(model, entry.modules[0], entry)
+        for name in entry.trained:
+            part, own_rule = linear.parameters[name], rule_of_parameter(entry.rules, name, rule)
+            group, state = groups.get(id(part.parameter)), states.setdefault(part.parameter, {})
+            if group is None:
+                raise SettingError(f'The optimizer does not hold "{layer}.{name}", which the recorded one trained.')
+            (row,) = own_rule.read(reader.log(layer).rule[name][step : step + 1])
+            weights.append((part.value, _own(reader, layer, name, step, WEIGHTS)))
+            for key in own_rule.states:
+                if key in reader.checkpoints(layer, name)[step]:
+                    whole = state.setdefault(key, torch.zeros_like(part.parameter.detach()))
+                    part.of(whole).copy_(_own(reader, layer, name, step, key).reshape(part.value.shape))
+            if state and not own_rule.scalar:
+                state["step"] = torch.tensor(getattr(row, "step", 1.0 + step) - 1.0)  # some rules do not look at it
+            options = row._asdict() | ({"betas": (row.beta1, row.beta2)} if hasattr(row, "beta1") else {})
+            group.update({key: type(group[key])(value) for key, value in options.items() if key in group})
+            logged = reader.log(layer).rule[name][step].tolist()
+            if own_rule.log(group, state, bool(row.active)) != logged[: len(own_rule.fields)]:
+                raise UnsupportedError(
+                    f"The memory does not have all of the state of {manifest.optimizer}, or another optimizer was "
+                    'given. A recording with keep="recipe" has all.'
+                )
+    with torch.no_grad():
+        for value, kept in weights:
+            value.copy_(kept.reshape(value.shape))
+        buffers = dict(model.named_buffers())
+        for name, rows in reader.statistics.items():
+            buffers[name].copy_(rows[step])
+    optimizer.state.clear()
+    optimizer.state.update({parameter: state for parameter, state in states.items() if state})
+
+
+def _own(reader: MemoryReader, layer: str, name: str, step: int, key: str) -> Tensor:
+    """Weights or state of a parameter at a checkpoint, in the parameter's own order."""
+    entry, kept = reader.manifest.layers[layer], reader.state(layer, name, step, key)
+    return entry.own(kept) if name in entry.weight_columns else kept
