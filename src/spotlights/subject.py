@@ -172,7 +172,7 @@ class Subject:
     def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
         """The same subject, whose training examples can be asked about."""
         other = copy.copy(self)
-        other._example_input = example_input
+        other._example_input = example_input  # noqa: SLF001 (of the same class)
         return other
 
     def explore(
