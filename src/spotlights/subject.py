@@ -6,7 +6,9 @@ its subject at the top level.
 
 from __future__ import annotations
 
+import base64
 import copy
+import html
 import inspect
 import sys
 import webbrowser
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, UnknownNameError, UnsupportedError
 from spotlights.explorer.views import MarkedText, Show
-from spotlights.results import sentence_at
+from spotlights.results import Printable, TablePage, sentence_at
 from spotlights.selections import id_range
 
 if TYPE_CHECKING:
@@ -225,6 +227,38 @@ class Subject:
         asked = str(query) if ":" in str(query) else f"test:{query}"
         target = None if target is None else str(target)
         return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
+
+    def pictured(self, result: Printable) -> TablePage:
+        """An answer of this memory as a table with a picture, or the text, of each training example."""
+        from spotlights.explorer.views import as_json, picture
+
+        show = self.show_example
+        if show is None:
+            raise SettingError("How do training examples look? Give sl.Subject(…, show=a function of an example's id).")
+
+        def seen(example: int) -> str:
+            shown = show(example)
+            kind = as_json(shown)
+            if kind["kind"] == "image":
+                data = base64.b64encode(picture(shown)).decode()
+                return f'<img alt="example {example}" src="data:image/png;base64,{data}"> '
+            return f"{html.escape(kind['text'])} " if kind["kind"] == "text" else ""
+
+        return result.page(seen)
+
+    def widget(self, query: str | int = "", *, compare: Subject | str | Path | None = None, height: int = 820) -> Any:
+        """The explorer as a widget of a notebook. It needs no port, so it works on remote kernels too.
+
+        Args:
+            query: the id of a test input, or "train:ID", "text:PROMPT", as the subject can; the first input by default.
+            compare: another memory of the same inputs, or its subject, to compare answers with.
+            height: of the page, in pixels.
+        """
+        from spotlights.explorer.widget import widget_of
+
+        asked = str(query) if not str(query) or ":" in str(query) else f"test:{query}"
+        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+        return widget_of(self, {"q": asked} if asked else {}, other=other, height=height)
 
     # -- the memory and its network ------------------------------------------------------------
 

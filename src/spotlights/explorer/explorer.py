@@ -180,7 +180,8 @@ class Explorer:
 
     def _rebuilt(self, example: int) -> torch.Tensor:
         """A training example as the network takes it: the key of one of its slots in the first layer."""
-        memory, data, layer = self.opened.memory, self.inputs.data, next(iter(self.opened.layers))
+        memory, layer = self.opened.memory, next(iter(self.opened.layers))
+        like = self.inputs.batch([0])[0]
 
         def places() -> dict[Any, int]:
             slots = memory.first_slots("example", layer=layer).tolist()
@@ -189,7 +190,7 @@ class Explorer:
         place = self.kept("first slots", places, 1 << 20).get(example)
         if place is None:
             raise sl.UnknownNameError(f"No training example {example}.")
-        return memory.keys([place], layer=layer)[0].reshape(data[0].shape).to(data.dtype)
+        return memory.keys([place], layer=layer)[0].reshape(like.shape).to(like.dtype)
 
     def _open(self, memory: sl.Memory) -> Opened:
         model = self.subject.network(memory).eval()

@@ -167,6 +167,7 @@ def _lost(explorer: Explorer, query: Query, history: sl.History) -> list[dict[st
         takers = [
             {"example": example, "label": label, "value": value, "shown": show_example(explorer, example)}
             for example, label, value in lost.takers
+            if isinstance(example, int)
         ]
         rows.append({**row, "says_name": _name(query, row["says"]), "takers": takers})
     return rows

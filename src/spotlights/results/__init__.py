@@ -3,6 +3,7 @@
 from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
 from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
+from spotlights.results.pages import TablePage
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.suspects import Suspects
 from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
@@ -22,6 +23,7 @@ __all__ = [
     "Printable",
     "Rest",
     "Suspects",
+    "TablePage",
     "TitledTable",
     "Top",
     "Totals",
