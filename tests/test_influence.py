@@ -412,3 +412,21 @@ def test_a_layer_is_balanced_by_the_mean_square_of_its_errors():
         sizes = torch.stack([weights[slot.step] * slot.error.double().square().sum() for slot in run.slots[name]])
         balanced = attention.influence(1).totals("example").values
         torch.testing.assert_close(balanced * sizes.mean(), plain, rtol=1e-9, atol=1e-12)
+
+
+def test_a_wide_layer_keeps_no_matrix_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An embedding of many tokens has more slots than tokens: a matrix of all pairs of slots would not fit."""
+    monkeypatch.setattr("spotlights.query.influence._WIDE", 4)
+    monkeypatch.setattr("spotlights.query.influence.whitened_by_keys", lambda *_, **__: pytest.fail("too large"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(20).reshape(10, 2) % 8
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        for _ in range(3):
+            recorder.batch(example=torch.arange(10))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(words), torch.arange(10) % 2).backward()
+            optimizer.step()
+    found = sl.open(tmp_path / "a.memory").attend(model, words[:3]).influence(1, rule="whitened")
+    assert found.totals("example").values.isfinite().all()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import spotlights as sl
+from buckets import new_bucket
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store import store_at
 from training import EXAMPLES, assert_exact, examples, network, processes, state
@@ -51,7 +53,7 @@ def batch(step: int, rank: int) -> Tensor:
 def run(
     model: nn.Module,
     ranks: list[int],
-    path: Path,
+    path: Path | str,
     optimizer: str,
     *,
     accumulate: int = 1,
@@ -82,6 +84,26 @@ def _data_parallel(rank: int, folder: Path, optimizer: str, options: dict[str, A
     if rank == 0:
         assert sl.open(folder / "run.memory").steps == STEPS  # complete as soon as the block is left
     return state(model)
+
+
+def _to_a_bucket(rank: int, folder: Path, address: str, environment: dict[str, str]) -> dict[str, Tensor]:
+    os.environ |= environment  # a server of forks may be older than the bucket
+    model = network()
+    run(DistributedDataParallel(model), [rank], address, "sgd")
+    return state(model)
+
+
+def test_processes_record_to_one_bucket_each_in_its_own_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOTLIGHTS_CACHE", str(tmp_path / "cache"))
+    store = new_bucket("s3")
+    credentials = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    first, _ = in_all(_to_a_bucket, tmp_path, str(store), credentials)
+    model = network()
+    model.load_state_dict(first)
+    memory = assert_exact(str(store), model)
+    assert len(memory) == RANKS * SHARE * STEPS
+    places = {name.rpartition("segments/")[0] for name in store.list() if "segments/" in name}
+    assert places == {"", "rank1/"}
 
 
 def by_example(memory: sl.Memory, model: nn.Module, layer: str) -> dict[Any, Tensor]:

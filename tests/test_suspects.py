@@ -121,3 +121,46 @@ def test_what_cannot_be_told_is_refused_in_a_sentence(tmp_path: Path):
         mlp().memory.suspects(0)
     with pytest.raises(sl.UnknownNameError, match="It has: 0, 2, 4"):
         mlp().memory.suspects(layer="5")
+
+
+def test_suspects_say_why(tmp_path: Path):
+    """Agreement and the nearest of other classes, against the same training followed by hand."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(30, 4, generator=generator), torch.arange(30) % 3
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    agreed, visits, keys = torch.zeros(30), torch.zeros(30), torch.zeros(30, 6)
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        for _ in range(6):
+            for batch in torch.randperm(30, generator=generator).split(7):  # the last batch is smaller
+                recorder.batch(example=batch + 100)
+                output = model(inputs[batch])
+                agreed[batch] += (output.argmax(dim=1) == labels[batch]).float()
+                visits[batch] += 1
+                weight, bias = (parameter.detach() for parameter in model[0].parameters())
+                keys[batch] = (inputs[batch] @ weight.T + bias).tanh()
+                optimizer.zero_grad()
+                F.cross_entropy(output, labels[batch]).backward()
+                optimizer.step()
+    memory = sl.open(tmp_path / "a.memory")
+    suspects = memory.suspects(30)
+    for place, example in enumerate(suspects.examples):
+        own = int(example) - 100
+        assert suspects.agreement[place] == pytest.approx(float(agreed[own] / visits[own]))
+        alike = torch.where(labels == labels[own], -2.0, F.cosine_similarity(keys[own][None], keys))
+        assert suspects.rivals[place] == (alike.topk(3).indices + 100).tolist()
+    assert {"agreement", "nearest that disagree"} <= set(next(suspects.rows()))
+    each = memory.suspects(2, per_class=True)
+    of_class = [[e for e in suspects.examples if labels[int(e) - 100] == number][:2] for number in range(3)]
+    assert each.examples == [example for examples in of_class for example in examples]
+
+
+def test_errors_of_a_sum_do_not_tell_agreement(tmp_path: Path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        recorder.batch(example=torch.arange(6))
+        F.cross_entropy(model(torch.randn(6, 3)), torch.arange(6) % 2, reduction="sum").backward()
+        optimizer.step()
+    assert sl.open(tmp_path / "a.memory").suspects(3).agreement == [None] * 3

@@ -101,7 +101,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
-def assert_exact(path: Path, model: nn.Module, inputs: Tensor | None = None) -> sl.Memory:
+def assert_exact(path: Path | str, model: nn.Module, inputs: Tensor | None = None) -> sl.Memory:
     """The memory *is* the network: weights and outputs meet to 1e-10."""
     memory = sl.open(path)
     verified = memory.verify(model)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.dual import dual_model, primal_model
-from spotlights.errors import SettingError, UnknownNameError
+from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.info import LayerInfo, MemoryInfo, layer_infos
 from spotlights.memory.blocks import Everything, Selection, as_of, meeting
 from spotlights.memory.copying import copy_memory
@@ -32,7 +32,7 @@ from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
-from spotlights.query.forward import ForwardPass, Target
+from spotlights.query.forward import ForwardPass, Target, answer
 from spotlights.query.history import Asked
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
@@ -43,7 +43,7 @@ from spotlights.query.weights import view_parameters
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
-from spotlights.results import Calibration, ExampleVisits, Label, Suspects
+from spotlights.results import Calibration, ExampleVisits, Label, ReplayedInfluence, Suspects
 from spotlights.rewinding import Rewound, rewind
 from spotlights.verification import Verification, verify
 
@@ -403,6 +403,26 @@ class Memory:
         self._recomputation.record(store_at(path), chosen, progress)
         return open(path)
 
+    def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:
+        """Influence by exact replay of a short training: a number's derivative with respect to each example's weight.
+
+        The memory has to be a recipe, opened with `recompute=`, whose loss gives one number for each example; the
+        optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some
+        trainings for a few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
+
+        Args:
+            inputs: a batch, or a tuple or dict of the model's arguments.
+            target: the number of interest, as for `Spotlights.influence`.
+            progress: is told the share that is done.
+        """
+        if self._recomputation is None:
+            raise UnsupportedError(
+                f"Exact replay trains again, and {self.path} has nothing to train with. Record with keep='recipe', and "
+                "open it with sl.open(path, model=model, recompute=loss)."
+            )
+        found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
+        return ReplayedInfluence.of(found.values, found.growth, names)
+
     def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
         """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
 
@@ -466,17 +486,19 @@ class Memory:
         spot = self.attend(model, inputs)
         return calibrate(spot, target, retrain, halves=halves, seeds=seeds, curvature=curvature)
 
-    def suspects(self, k: int = 100, *, layer: str | None = None) -> Suspects:
-        """The k training examples of this view that look most mislabelled, with the class the network says instead.
+    def suspects(self, k: int = 100, *, layer: str | None = None, per_class: bool = False) -> Suspects:
+        """The k training examples of this view that look most mislabelled, and why.
 
-        Ranks by the sum over visits of the norm of the last layer's error (docs/truth.md has how well). Works
-        while training still runs.
+        Ranks by the sum over visits of the norm of the last layer's error (docs/truth.md has how well). Says which
+        class the network would give instead, how often it agreed with the label, and which examples of other classes
+        look most alike. Works while training still runs.
 
         Args:
             k: how many.
             layer: the layer that gives the answer; the last one that was recorded by default.
+            per_class: k of each class.
         """
-        return find_suspects(self.view, k, layer)
+        return find_suspects(self.view, k, layer, per_class=per_class)
 
     def parameters(self, layer: str) -> dict[str, Tensor]:
         """Weight and bias that the slots of this view, with the initial part, make up; in float64.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
@@ -45,7 +46,14 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(new_bucket("memory"))
 
 
-def run(address: str | Path, start: int = 0, end: int = STEPS, **options: Any) -> torch.nn.Module:
+def run(
+    address: str | Path,
+    start: int = 0,
+    end: int = STEPS,
+    *,
+    after_step: Callable[[int], object] = lambda step: None,
+    **options: Any,
+) -> torch.nn.Module:
     """The one run of these tests, recorded from some step on."""
     model = network()
     optimizer = sgd(model, momentum=0.9, weight_decay=0.01)
@@ -53,7 +61,7 @@ def run(address: str | Path, start: int = 0, end: int = STEPS, **options: Any) -
     with sl.record(
         model, optimizer, address, **{"dtype": "float64", "segment_bytes": SEGMENT_BYTES, **options}
     ) as recorder:
-        train(model, optimizer, range(start, end), recorder)
+        train(model, optimizer, range(start, end), recorder, after_step=after_step)
     return model
 
 
@@ -375,10 +383,16 @@ def test_a_bucket_without_obstore_says_what_to_install(monkeypatch):
         sl.open("s3://bucket/run.memory")
 
 
-def test_secrets_appear_in_no_message_and_no_manifest(monkeypatch):
+def test_secrets_appear_in_no_message_no_log_no_file_and_nothing_that_is_sent_to_workers(monkeypatch, caplog):
+    caplog.set_level("DEBUG")
     store = new_bucket("s3")
-    run(str(store))
-    assert SECRET.encode() not in store.read("memory.json")
+    model = run(str(store))
+    memory = sl.open(str(store))
+    memory.attend(model, examples()[0])["0"].top(3)
+    assert not [name for name in store.list() if SECRET.encode() in store.read(name)]
+    for said in (repr(store), repr(memory), str(memory.info), caplog.text):
+        assert SECRET not in said
+    assert SECRET.encode() not in pickle.dumps((memory.view.reader.store, memory.view.reader.ranks))
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=hidden-signature")
     for text in (
         f"GET http://host/x?sv=1&sig={SECRET} failed",
@@ -401,9 +415,9 @@ KILLS = int(os.environ.get("SPOTLIGHTS_BUCKET_KILLS", "3"))
 """`make bucket-kills` has 100."""
 
 
-def _record_until_killed(address: str, start: int, begins: Any) -> None:
-    begins.set()
-    run(address, start, resume=True, segment_bytes=1000)
+def _record_until_killed(address: str, start: int, done: Any) -> None:
+    done.release()
+    run(address, start, resume=True, segment_bytes=1000, after_step=lambda step: done.release())
     time.sleep(60)  # if the kill comes late, it still comes
 
 
@@ -417,11 +431,12 @@ def test_a_run_killed_at_random_moments_is_always_readable_and_resumable():
     )
     for kill in range(KILLS):
         context = multiprocessing.get_context("spawn")  # a server of forks may be older than the bucket's credentials
-        begins = context.Event()
-        process = context.Process(target=_record_until_killed, args=(address, start, begins))
+        done = context.Semaphore(0)
+        process = context.Process(target=_record_until_killed, args=(address, start, done))
         process.start()
-        assert begins.wait(60)
-        time.sleep(chance.uniform(0.0, 1.2))
+        for _ in range(chance.randint(1, STEPS - start + 1)):  # so many steps, and some more time for the bucket
+            assert done.acquire(timeout=60)
+        time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL

@@ -367,6 +367,31 @@ def test_a_tensor_that_a_segment_lacks_is_named(memory, tensor):
         sl.open(memory).verify()
 
 
+def test_a_number_that_most_of_many_layers_have_is_written_once(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sl.record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(3):
+            recorder.batch(example=[0, 1, 2])  # keys of the first layer come again
+            optimizer.zero_grad()
+            model(torch.eye(4)[:3]).square().sum().backward()
+            optimizer.step()
+    manifest = json.loads((tmp_path / "run" / "memory.json").read_text())
+    (segment,) = manifest["segments"]
+    assert segment["slots"] == {"": 9}
+    assert segment["keys"] == {"": 9, "0": 3}
+    memory = sl.open(tmp_path / "run")
+    assert [layer.slots for layer in memory.layers.values()] == [9] * 20
+    assert memory.verify(model).ok
+    del manifest["checksum"]
+    for wrong in ("many", -1, None):
+        segment["slots"][""] = wrong
+        (tmp_path / "run" / "memory.json").write_text(json.dumps(manifest))
+        with pytest.raises(sl.MemoryFormatError):
+            sl.open(tmp_path / "run")
+
+
 def test_files_that_the_manifest_does_not_list_do_not_count(memory):
     shutil.copy(memory / "initial.safetensors", memory / "segments" / "000099-rank0.safetensors")
     (memory / "segments" / "000100-rank0.safetensors.part").write_bytes(b"half a segment")

@@ -283,10 +283,18 @@ class TestStepGroups(ReducerContract):
 class TestErrorSums(ReducerContract):
     def make(self) -> Reducer:
         factor = attention("2").view.reader.log("2").factor["weight"]
-        return suspects.ErrorSumsReducer(6, grouping("2", "example"), factor)
+        return suspects.ErrorSumsReducer(6, grouping("2", "example"), factor, torch.full((len(factor),), 4))
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return reducer.sums, reducer.sizes, reducer.counts
+        return reducer.sums, reducer.sizes, reducer.counts, reducer.agreed, reducer.last, torch.tensor(reducer.largest)
+
+
+class TestStepRows(ReducerContract):
+    def make(self) -> Reducer:
+        return suspects.StepRowsReducer(len(attention("2").view.reader.log("2").factor["weight"]))
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.rows,)
 
 
 class TestDistinct(ReducerContract):

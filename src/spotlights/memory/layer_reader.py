@@ -370,17 +370,34 @@ class LayerReader:
         """The kind of a column; raises an error for a column that does not exist."""
         self.known: dict[object, Any] = {}
         """What one question has computed about this layer and another one may need too."""
-        self.segments: list[SegmentSlots] = []
-        self.slots = self.distinct_keys = 0
+        self._files = segments
+
+    @cached_property
+    def _placed(self) -> tuple[list[SegmentSlots], int, int]:
+        """The segments, and how many slots and keys they have: when asked for, as a memory may have many layers."""
+        placed: list[SegmentSlots] = []
+        slots = keys = 0
         first_key: dict[tuple[int, int], int] = {}
-        for segment in segments:
-            numbered_from = first_key.setdefault((segment.manifest.rank, segment.shift), self.distinct_keys)
-            slots = segment.entry.slots[name]
-            if slots:
-                place = SegmentSlots(self, segment, self.slots, slots, self.distinct_keys, numbered_from)
-                self.segments.append(place)
-            self.slots += slots
-            self.distinct_keys += segment.entry.keys[name]
+        for segment in self._files:
+            numbered_from = first_key.setdefault((segment.manifest.rank, segment.shift), keys)
+            if own := segment.entry.slots[self.name]:
+                placed.append(SegmentSlots(self, segment, slots, own, keys, numbered_from))
+            slots += own
+            keys += segment.entry.keys[self.name]
+        return placed, slots, keys
+
+    @property
+    def segments(self) -> list[SegmentSlots]:
+        """Those that have slots of the layer."""
+        return self._placed[0]
+
+    @property
+    def slots(self) -> int:
+        return self._placed[1]
+
+    @property
+    def distinct_keys(self) -> int:
+        return self._placed[2]
 
     def key_table(self) -> Iterator[StoredRows]:
         """The distinct keys of an indexed layer, some thousand at a time, placed by their numbers."""

@@ -92,7 +92,8 @@ class MemoryReader:
     """A memory's files."""
 
     def __init__(self, store: Store, ranks: Sequence[Manifest] | None = None) -> None:
-        """`ranks`: the manifests of another reader, to see the memory as that one does; by default they are read."""
+        """`ranks`: the manifests of another reader, to see the memory as that one does; by default they are read, and
+        compared with the sizes of the files."""
         self.store = store
         self.ranks = list(_read_ranks(store) if ranks is None else ranks)
         """The manifest of each process of the run."""
@@ -102,8 +103,8 @@ class MemoryReader:
             self.ranks = _read_ranks(store)
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
         self._open(joined(self.ranks), [Part(of_rank, own) for of_rank, own in zip(stores, self.ranks, strict=True)])
-        sizes = {of_rank: of_rank.sizes() for of_rank in stores}
-        for of_rank, entry in self._files():
+        sizes = {of_rank: of_rank.sizes() for of_rank in stores} if ranks is None else {}
+        for of_rank, entry in self._files() if ranks is None else ():
             check_size(of_rank, entry, sizes[of_rank].get(entry.file))
 
     def _open(self, manifest: Manifest, parts: Sequence[Part]) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
 MANY_QUERIES, FEW_GROUPS = 16, 256
 """From that many queries on, and up to that many groups, it pays to add up the keys of each group first."""
-QUERIES_AT_ONCE = 2048
+QUERIES_AT_ONCE = 512
 
 
 class Attention(LayerMeasured):

@@ -32,7 +32,7 @@ from spotlights.memory.blocks import as_of, meeting
 from spotlights.memory.format.names import CALIBRATION
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.example_gradients import LayerQueries
-from spotlights.query.forward import Target, call_model, numbers_of_interest
+from spotlights.query.forward import Target, answer, numbers_of_interest
 from spotlights.query.influence import Influence
 from spotlights.query.joint import JointInfluence
 from spotlights.results.forecasts import Calibration, Forecast
@@ -103,7 +103,7 @@ def calibrate(
 
     def changes(members: Sequence[int]) -> Float[Tensor, "inputs"]:
         model = retrain([ids[place] for place in members])
-        return numbers_of_interest(_answer(model, asked.inputs), target).double() - before
+        return answer(model, asked.inputs, target).detach().double() - before
 
     everyone = list(range(len(ids)))
     noise = torch.stack([changes(everyone) for _ in range(seeds)])
@@ -136,16 +136,6 @@ def load_calibration(reader: MemoryReader) -> Calibration | None:
     except (OSError, ValueError, TypeError):
         return None
     return made if made.steps == reader.steps and all(map(math.isfinite, numbers)) else None
-
-
-def _answer(model: nn.Module, inputs: Any) -> Any:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            return call_model(model.eval(), inputs)
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _in_unit(joint: JointInfluence, curvature: float) -> Influence:

@@ -437,6 +437,16 @@ def _adapter(name: str, entry: LayerEntry) -> ModuleAdapter:
     return adapter
 
 
+def answer(model: nn.Module, inputs: Any, target: Target) -> Float[Tensor, "inputs"]:
+    """The number of interest of each input, by a model that is run in eval mode and left as it was."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        return numbers_of_interest(call_model(model.eval(), inputs), target)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The model's output for a batch, or for a tuple or dict of its arguments."""
     if isinstance(inputs, Mapping):

@@ -306,9 +306,9 @@ def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dic
 
 
 def has_moments(layer: LayerReader) -> bool:
-    """Whether C is kept as a matrix. Where a layer has fewer distinct keys than a key has numbers, the keys do."""
+    """Whether C is kept as a matrix. Where a layer has far fewer slots than a key has numbers, their keys do."""
     entry = layer.entry
-    return len(entry.moments_shape) == 1 or entry.in_features < _WIDE or 2 * layer.distinct_keys > entry.in_features
+    return len(entry.moments_shape) == 1 or entry.in_features < _WIDE or 2 * layer.slots > entry.in_features
 
 
 def error_size(view: View, layer: str, steps: StepNumbers) -> float:

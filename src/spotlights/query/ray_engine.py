@@ -7,23 +7,30 @@ same environment: this library, the credentials of a bucket, or the directory of
 
 from __future__ import annotations
 
+import copy
 import importlib
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from spotlights.errors import SettingError
 from spotlights.interrupts import check, progress
-from spotlights.memory.format.manifest import Manifest
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.store import Store
 from spotlights.query.engine import SMALL, Engine, Threads
 from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
 from spotlights.query.reducers import Reducer
 
-_TASKS_PER_CPU = 4
-"""Smaller tasks end at about the same time."""
+_TASKS_PER_CPU, _MOST_TASKS_PER_CPU, _SEGMENTS_PER_TASK = 4, 16, 16
+"""Smaller tasks end at about the same time, and a slow worker takes fewer of them: in a large memory, up to so many
+tasks of at least so many segments. benchmarks/scan_simulation.py says how much that saves."""
+_LARGE_ANSWER = 8 << 20
+"""Bytes: such an answer takes a task about as long to hand over as a tenth of a second of scanning."""
 _SECONDS = 0.5
 """Between two looks at how far the tasks are."""
 _FAN_IN = 8
@@ -47,8 +54,11 @@ class Ray(Engine):
         ray = _connected(self.address)
         segments = max(len(reader.layers[plan.layer].segments) for plan in plans)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        shares = max(1, min(max(segments, len(reader.layers), len(plans)), _TASKS_PER_CPU * cpus))
-        asked, known = ray.put((uuid.uuid4().hex, tuple(plans))), ray.put((reader.store, tuple(reader.ranks)))
+        few = _TASKS_PER_CPU // 2 if _size_of_answer(plans) > _LARGE_ANSWER else _TASKS_PER_CPU
+        tasks = max(few * cpus, min(_MOST_TASKS_PER_CPU * cpus, segments // _SEGMENTS_PER_TASK))
+        shares = max(1, min(max(segments, len(reader.layers), len(plans)), tasks))
+        bare = [replace(plan, reducers=tuple(map(_question, plan.reducers))) for plan in plans]
+        asked, known = ray.put((uuid.uuid4().hex, bare)), _known(ray, reader)
         if self.keep:
             actors = _actors(ray, self.address, cpus)
             merge = actors[0].merge.remote
@@ -58,14 +68,14 @@ class Ray(Engine):
             leaves, merge = [run.remote(asked, known, n, shares) for n in range(shares)], merge.remote
         level = leaves
         while len(level) > _FAN_IN:  # in order, so that sums round in the same way every time
-            level = [merge(*level[first : first + _FAN_IN]) for first in range(0, len(level), _FAN_IN)]
+            level = [merge(asked, *level[first : first + _FAN_IN]) for first in range(0, len(level), _FAN_IN)]
         waiting = leaves
         try:
             while waiting:
                 _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_SECONDS)
                 check()
                 progress(segments * (shares - len(waiting)) // shares, segments)
-            return _merged(*ray.get(level))
+            return _all_of(bare, ray.get(level))
         finally:  # Ctrl-C, a question that nobody waits for, or a task that failed
             for left in waiting:
                 ray.cancel(left)
@@ -96,38 +106,97 @@ _kept: dict[tuple[str | None, str], list[Any]] = {}
 class _Actor:
     """The tasks, in a process that stays."""
 
-    def run(self, *args: Any) -> list[tuple[Reducer, ...]]:
+    def run(self, *args: Any) -> list[Answers]:
         return _run_share(*args)
 
-    def merge(self, *results: list[tuple[Reducer, ...]]) -> list[tuple[Reducer, ...]]:
-        return _merged(*results)
+    def merge(self, *args: Any) -> list[Answers]:
+        return _merged(*args)
 
 
-def _merged(*results: list[tuple[Reducer, ...]]) -> list[tuple[Reducer, ...]]:
-    """The reducers of several shares as one; those of the first stay as they are, as Ray may lend them."""
-    merged = [tuple(reducer.fresh() for reducer in reducers) for reducers in results[0]]
-    for result in results:
-        for reducers, others in zip(merged, result, strict=True):
-            for reducer, other in zip(reducers, others, strict=True):
-                reducer.merge(other)
+Known = tuple[str, str, list[Any]]
+"""A memory's address, a name for what the asking process has opened, and where that is found: in a list, so that only
+workers which have not opened the memory yet fetch its manifests. Those of a large memory take seconds to read."""
+
+
+def _known(ray: Any, reader: MemoryReader) -> Known:
+    key = ray.get_runtime_context().get_job_id()
+    if _sent.get(reader, ("", None))[0] != key:
+        _sent[reader] = key, (str(reader.store), uuid.uuid4().hex, [ray.put((reader.store, reader.ranks))])
+    return _sent[reader][1]
+
+
+_sent: WeakKeyDictionary[MemoryReader, tuple[str, Any]] = WeakKeyDictionary()
+
+
+# -- what travels: of a reducer, the question once, and of every share the answer alone -----------------------
+
+
+def _size_of_answer(plans: Sequence[Plan]) -> int:
+    made = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
+    return sum(value.nbytes for value in made if isinstance(value, Tensor))
+
+
+class _Array(NamedTuple):
+    """A tensor as Ray moves it without copies."""
+
+    numbers: np.ndarray
+
+
+Answers = list[dict[str, Any]]
+"""What the reducers of a plan have found."""
+
+
+def _question(reducer: Reducer) -> Reducer:
+    """A reducer's fields without what `start` made."""
+    bare = copy.copy(reducer)
+    for name in vars(bare).keys() - {field.name for field in fields(bare)}:  # type: ignore[arg-type]
+        delattr(bare, name)
+    return bare
+
+
+def _answer(reducer: Reducer) -> dict[str, Any]:
+    """The rest of a reducer."""
+    found = {name: value for name, value in vars(reducer).items() if name not in vars(_question(reducer))}
+    plain = {n: v for n, v in found.items() if isinstance(v, Tensor) and v.dtype != torch.bfloat16}
+    return found | {name: _Array(value.numpy()) for name, value in plain.items()}
+
+
+def _filled(reducer: Reducer, answer: dict[str, Any]) -> Reducer:
+    """A reducer again; it may be changed, while what Ray has brought may not."""
+    filled = copy.copy(reducer)
+    for name, value in answer.items():
+        setattr(filled, name, torch.from_numpy(value.numbers.copy()) if isinstance(value, _Array) else value)
+    return filled
+
+
+def _all_of(plans: Sequence[Plan], shares: Sequence[list[Answers]]) -> list[tuple[Reducer, ...]]:
+    """The reducers of several shares as one."""
+    merged = [tuple(reducer.fresh() for reducer in plan.reducers) for plan in plans]
+    for share in shares:
+        for reducers, answers in zip(merged, share, strict=True):
+            for reducer, answer in zip(reducers, answers, strict=True):
+                reducer.merge(_filled(reducer, answer))
     return merged
 
 
-def _run_share(
-    asked: tuple[str, tuple[Plan, ...]], known: tuple[Store, tuple[Manifest, ...]], number: int, shares: int
-) -> list[tuple[Reducer, ...]]:
+def _answers(filled: Sequence[tuple[Reducer, ...]]) -> list[Answers]:
+    return [list(map(_answer, reducers)) for reducers in filled]
+
+
+def _merged(asked: tuple[str, list[Plan]], *shares: list[Answers]) -> list[Answers]:
+    """In a worker: the answers of several shares as one."""
+    return _answers(_all_of(asked[1], shares))
+
+
+def _run_share(asked: tuple[str, list[Plan]], known: Known, number: int, shares: int) -> list[Answers]:
     """In a worker: the plans for one share, in one thread, as Ray gives a task one CPU."""
-    store, ranks = known
-    opened = _opened.get(str(store))
-    if opened is None or opened.ranks != list(ranks):
-        opened = _opened[str(store)] = MemoryReader(store, ranks)
     question, plans = asked
+    opened = _reader(known)
     if question not in _bound:
         _bound.clear()
-        _bound[question] = [
-            plan if plan.measure is None else replace(plan, measure=_Once(plan.measure)) for plan in plans
-        ]
-    return Threads(threads=1, share=(number, shares)).run(_bound[question], opened)
+        bound = (None if plan.measure is None else _Once(plan.measure) for plan in plans)
+        _bound[question] = [replace(plan, measure=measure) for plan, measure in zip(plans, bound, strict=True)]
+    return _answers(Threads(threads=1, share=(number, shares)).run(_bound[question], opened))
 
 
 class _Once(Measure):
@@ -147,7 +216,16 @@ class _Once(Measure):
         return self._values
 
 
-_opened: dict[str, MemoryReader] = {}
-"""By address: what this worker has opened."""
+def _reader(known: Known) -> MemoryReader:
+    """In a worker: the memory, as the asking process sees it."""
+    address, name, (sent,) = known
+    if address not in _opened or _opened[address][0] != name:
+        (parts,) = importlib.import_module("ray").get([sent])
+        _opened[address] = name, MemoryReader(*parts)
+    return _opened[address][1]
+
+
+_opened: dict[str, tuple[str, MemoryReader]] = {}
+"""By address: what this worker has opened, and what the asking process calls it."""
 _bound: dict[str, list[Plan]] = {}
 """The plans of the last question, with measures bound to the memory."""

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import xxhash
+from torch import Tensor, nn
 
 from spotlights.errors import ResumeError, SpotlightsWarning, UnsupportedError
 from spotlights.memory.files import Committed, read_manifest
@@ -25,6 +26,7 @@ from spotlights.memory.reader import MemoryReader, Part
 from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
 from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
 from spotlights.memory.writer import SEGMENT_BYTES
+from spotlights.recording.adjoint import Adjoint, sweep_back
 from spotlights.recording.recorder import Recorder
 from spotlights.recording.rerun import Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
@@ -138,6 +140,12 @@ class Recomputation:
         """Computes some steps into a memory of their own, which counts from 0."""
         with self._lock:
             record(self.source, store, steps, told)
+
+    def sweep_back(self, answer: Callable[[nn.Module], Tensor], told: Told) -> tuple[Adjoint, Sequence[str] | None]:
+        """The derivative of some numbers with respect to each example's weight; and the names of examples."""
+        run_threads = Rerun(self.source, self.source.checkpoints[0]).threads
+        with self._lock, as_recorded(run_threads):
+            return sweep_back(self.source, answer, told), self.source.names
 
     @property
     def steps(self) -> int:

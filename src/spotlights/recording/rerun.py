@@ -62,6 +62,12 @@ class Source:
         return [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
 
     @property
+    def names(self) -> Sequence[str] | None:
+        """The examples' names by number; None where examples are numbers."""
+        column = self.reader.manifest.columns.get("example")
+        return column.strings if column is not None and column.kind == "string" else None
+
+    @property
     def bounds(self) -> list[int]:
         """Where stretches begin, and the last one ends."""
         return [*self.checkpoints, self.reader.steps]
@@ -94,8 +100,7 @@ class Rerun:
         self.optimizer = self._optimizer()
         self._parameters = trained_parameters(self.model, self.optimizer)
         self._load_state(step)
-        strings = source.reader.manifest.columns.get("example")
-        self._strings = strings.strings if strings is not None and strings.kind == "string" else None
+        self._strings = source.names
         self._checked = -1
 
     # -- a checkpoint --------------------------------------------------------------------------
@@ -217,12 +222,17 @@ class Rerun:
         return next((f for f in factors if abs(f - expected) > _MISFIT * expected), None)
 
     def _backward(self, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
+        loss = self.losses_of(batch, ids)
+        (loss if loss.ndim == 0 else loss.mean()).backward()
+
+    def losses_of(self, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> Tensor:
+        """What the user's function gives for examples of a batch, with the random numbers that it had."""
         if batch.random is not None:
             torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
         loss = self._source.loss(self.model, self._examples(ids))
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
-        (loss if loss.ndim == 0 else loss.mean()).backward()
+        return loss
 
     def _step(self, recipe: StepRecipe) -> None:
         numbers = iter(recipe.options.tolist())

@@ -5,6 +5,7 @@ from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.pages import TablePage
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
+from spotlights.results.replayed import ReplayedInfluence
 from spotlights.results.suspects import Suspects
 from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
 
@@ -21,6 +22,7 @@ __all__ = [
     "Passage",
     "Passages",
     "Printable",
+    "ReplayedInfluence",
     "Rest",
     "Suspects",
     "TablePage",

@@ -32,6 +32,10 @@ class Suspects(Printable):
     visits: Int64[Tensor, "k"]
     answers: list[int | None]
     """The class that the network said instead, over all visits; None where errors are not those of classes."""
+    agreement: list[float | None]
+    """At which share of its visits the network's first answer was the label; None where errors do not tell."""
+    rivals: list[list[Label]]
+    """The nearest training examples of other classes, as the layer that answers sees them."""
     columns: Mapping[str, list[Label]]
     """The other columns of each example, such as its label."""
     note: str = NOTE
@@ -48,6 +52,8 @@ class Suspects(Printable):
                 "example": example,
                 **{name: held[index] for name, held in self.columns.items()},
                 "network says": self.answers[index],
+                "agreement": self.agreement[index],
+                "nearest that disagree": " ".join(map(str, self.rivals[index])),
                 "suspicion": float(self.scores[index]),
                 "visits": int(self.visits[index]),
             }

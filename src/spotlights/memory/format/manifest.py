@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -28,6 +29,8 @@ FORMAT = 2
 _CHECKSUM = b',\n "checksum": '
 """Before the last field of the manifest."""
 _ROUNDING = {"bfloat16": 2.0**-9, "float16": 2.0**-11}
+_FEW_LAYERS = 8
+"""The numbers of so many are written one by one."""
 _MOST_FULL_MOMENTS = 4096
 _MOST_RANKS = 1 << 16
 """The reader looks for the files of each rank: a manifest that names more ranks is damaged."""
@@ -159,6 +162,23 @@ class ColumnEntry:
     strings: list[str] = field(default_factory=list)
 
 
+def _short(of_layers: dict[str, int]) -> dict[str, int]:
+    """Numbers of many layers, with the one that most of them have under no name."""
+    if len(of_layers) <= _FEW_LAYERS:
+        return of_layers
+    ((most, _),) = Counter(of_layers.values()).most_common(1)
+    return {"": most} | {layer: number for layer, number in of_layers.items() if number != most}
+
+
+def _in_full(segment: Any, layers: Any) -> Any:
+    """A segment as it was before its numbers were written short."""
+    if not isinstance(segment, dict) or not isinstance(layers, dict):
+        return segment
+    short = {n: v for n, v in segment.items() if n in ("slots", "keys") and isinstance(v, dict) and "" in v}
+    full = {n: dict.fromkeys(layers, v[""]) | {layer: v[layer] for layer in v if layer} for n, v in short.items()}
+    return segment | full
+
+
 @dataclass(frozen=True)
 class FileEntry:
     """A file of the memory."""
@@ -184,7 +204,7 @@ class SegmentEntry(FileEntry):
     @cached_property
     def line(self) -> str:
         """The segment's line in the manifest, which is written again with every segment."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self) | {"slots": _short(self.slots), "keys": _short(self.keys)})
 
 
 @dataclass(frozen=True)
@@ -342,6 +362,8 @@ def parse_manifest(content: bytes, address: str) -> Manifest:
             f"{address} is damaged: its content does not have the checksum at its end. Restore it from a copy of the "
             "memory."
         )
+    if isinstance(raw.get("segments"), list):
+        raw["segments"] = [_in_full(segment, raw.get("layers")) for segment in raw["segments"]]
     try:
         manifest = _typed(raw, Manifest, "memory.json")
         _check(manifest)

@@ -1,0 +1,254 @@
+"""The derivative of an answer with respect to each example's weight, back through every step of a recorded training.
+
+The network is trained again between checkpoints, and the weights and the optimizer's state of each step are kept. Then,
+from the last step to the first, the adjoint `∂answer/∂(weights and state)` goes back through the optimizer's update and
+through the gradient itself, which gives two products: one with the Hessian of the batch's loss, which belongs to the
+weights, and one with each example's own gradient, which is what the example did at this step. Nothing is approximated
+beyond the derivative: what is left out is that a finite change is no infinitesimal one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.errors import SettingError, TooLargeError, UnsupportedError
+from spotlights.recording.rerun import Rerun, Source
+
+Named = dict[str, Tensor]
+State = dict[str, Named]
+"""By parameter, then by the name of the state."""
+MOST_BYTES = 4 << 30
+"""What the weights and states of one stretch may take."""
+_PASSED_ON = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
+"""What each optimizer keeps from step to step and the gradient changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adjoint:
+    """What the sweep back found."""
+
+    values: dict[int, Float[Tensor, "numbers"]]
+    """For each example's number: the derivative with respect to its weight, added up over its visits."""
+    growth: Float[Tensor, "numbers"]
+    """How many times as large the adjoint of the weights has become on its way to the first step."""
+
+
+@dataclass(eq=False)
+class _Step:
+    """The network just before the optimizer's step."""
+
+    weights: Named
+    state: State
+    gradients: Named
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def sweep_back(
+    source: Source, answer: Callable[[Any], Float[Tensor, "numbers"]], told: Callable[[float], object]
+) -> Adjoint:
+    """Goes back over all steps of a recipe; `answer` gives the numbers of interest of a model."""
+    values: dict[int, Tensor] = {}
+    bounds = source.bounds
+    adjoint: _Sweep | None = None
+    for first, end in reversed(list(pairwise(bounds))):
+        run = Rerun(source, first)
+        steps = _steps(run, range(first, end))
+        if adjoint is None:
+            adjoint = _Sweep(run, answer(run.model))
+        for step in reversed(range(first, end)):
+            adjoint.back(run, source.step(step).batches, steps.pop(), values)
+            told((bounds[-1] - step) / bounds[-1])
+    assert adjoint is not None
+    return Adjoint(values, adjoint.size() / adjoint.started)
+
+
+def _steps(run: Rerun, steps: range) -> list[_Step]:
+    """Trains again from a checkpoint, and keeps what the network was before each step of the optimizer."""
+    optimizer, kept = run.optimizer, []
+    name = type(optimizer).__name__
+    if name not in _PASSED_ON:
+        raise UnsupportedError(
+            f"There is no exact replay of influence through {name}. There is for {', '.join(_PASSED_ON)}."
+        )
+    named = {n: p for n, p in run.model.named_parameters() if p.requires_grad}
+    size = sum(p.nbytes for p in named.values()) * (2 + len(_PASSED_ON[name])) * len(steps)
+    if size > MOST_BYTES:
+        raise TooLargeError(
+            f"The weights of {len(steps):,} steps between two checkpoints take {size / 2**30:.1f} GB. Record with a "
+            "smaller checkpoint_every."
+        )
+
+    def keep(*_: Any) -> None:
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        active = {n: p for n, p in named.items() if p.grad is not None and id(p) in groups}
+        step = _Step(
+            {n: p.detach().clone() for n, p in named.items()},
+            {
+                n: {k: v.clone() for k, v in optimizer.state.get(p, {}).items() if isinstance(v, Tensor)}
+                for n, p in active.items()
+            },
+            {n: p.grad.clone() for n, p in active.items() if p.grad is not None},
+        )
+        for n, p in active.items():
+            step.options[n] = {k: v for k, v in groups[id(p)].items() if k != "params"}
+        kept.append(step)
+
+    hook = optimizer.register_step_pre_hook(keep)
+    try:
+        for step in steps:
+            run.take(step)
+        run.compare(steps.stop)
+    finally:
+        hook.remove()
+    return kept
+
+
+class _Sweep:
+    """The adjoint of the weights and of the optimizer's state, for all numbers of interest at once."""
+
+    def __init__(self, run: Rerun, numbers: Float[Tensor, "numbers"]) -> None:
+        named = {n: p for n, p in run.model.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(
+            numbers,
+            list(named.values()),
+            torch.eye(len(numbers), dtype=numbers.dtype),
+            is_grads_batched=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        self.weights: Named = dict(zip(named, grads, strict=True))
+        self.state: State = {n: {} for n in named}
+        self.count = len(numbers)
+        self.started = self.size().clamp_min(torch.finfo(torch.float64).tiny)
+
+    def size(self) -> Float[Tensor, "numbers"]:
+        squares = [a.double().flatten(1).square().sum(dim=1) for a in self.weights.values()]
+        return torch.stack(squares).sum(dim=0).sqrt()
+
+    def back(self, run: Rerun, batches: Sequence[Any], step: _Step, values: dict[int, Tensor]) -> None:
+        """From after a step to before it."""
+        of_gradient = {name: self._through_update(name, type(run.optimizer).__name__, step) for name in step.gradients}
+        parameters = dict(run.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in step.weights.items():
+                parameters[name].copy_(weight)
+        names = list(step.gradients)
+        asked = [parameters[name] for name in names]
+        factors: list[float] | None = None
+        for batch in batches:
+            ids = batch.columns["example"]
+            losses = run.losses_of(batch, ids)
+            if losses.ndim != 1 or len(losses) != len(ids):
+                raise SettingError(
+                    f"Exact replay needs one loss for each example: recompute= returned shape {tuple(losses.shape)} "
+                    f'for {len(ids)} examples. Give reduction="none"; the mean is taken.'
+                )
+            shares = torch.full_like(losses, 1 / len(losses), requires_grad=True)
+            gradients = torch.autograd.grad(
+                (shares * losses).sum(), asked, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            if factors is None:
+                factors = _factors(gradients, [step.gradients[n] for n in names], alone=len(batches) == 1)
+            used = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
+            outward = [of_gradient[names[i]] * factors[i] for i in used]
+            found = torch.autograd.grad(
+                [gradients[i] for i in used],
+                [shares, *asked],
+                outward,
+                is_grads_batched=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for name, more in zip(names, found[1:], strict=True):
+                self.weights[name] = self.weights[name] + more
+            for place, example in enumerate(np.asarray(ids).tolist()):
+                own = found[0][:, place].double() / len(losses)
+                values[example] = values[example] + own if example in values else own
+
+    def _through_update(self, name: str, optimizer: str, step: _Step) -> Tensor:
+        """Takes one parameter's adjoint back through the optimizer's update; returns that of the gradient."""
+        inputs = [step.weights[name], step.gradients[name]]
+        kept = [step.state[name].get(key, torch.zeros_like(inputs[0])) for key in _PASSED_ON[optimizer]]
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in (*inputs, *kept)]
+        first = _PASSED_ON[optimizer][0] not in step.state[name]
+        update = _sgd if optimizer == "SGD" else _adam
+        count = float(step.state[name]["step"]) + 1 if "step" in step.state[name] else 1.0
+        made = update(*leaves, options=step.options[name], count=count, first=first, decoupled=optimizer == "AdamW")
+        outward = [self.weights[name]]
+        for key in _PASSED_ON[optimizer]:
+            outward.append(self.state[name].get(key, torch.zeros_like(self.weights[name])))
+        pairs = [(m, o) for m, o in zip(made, outward, strict=True) if m.requires_grad]
+        found = torch.autograd.grad(
+            [m for m, _ in pairs],
+            leaves,
+            [o for _, o in pairs],
+            is_grads_batched=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        self.weights[name] = found[0]
+        self.state[name] = dict(zip(_PASSED_ON[optimizer], found[2:], strict=True))
+        return found[1]
+
+
+def _factors(own: Sequence[Tensor], seen: Sequence[Tensor], *, alone: bool) -> list[float]:
+    """What gradients were multiplied by before the step (clipping); 1 where several batches share it."""
+    if not alone:
+        return [1.0] * len(own)
+    factors = []
+    for mine, theirs in zip(own, seen, strict=True):
+        size = float(mine.detach().double().square().sum())
+        factors.append(float((mine.detach().double() * theirs.double()).sum()) / size if size else 1.0)
+    return factors
+
+
+# -- the optimizers' updates, as functions --------------------------------------------------------
+
+
+def _sgd(
+    weight: Tensor, gradient: Tensor, buffer: Tensor, *, options: dict[str, Any], first: bool, **_: Any
+) -> tuple[Tensor, Tensor]:
+    if options.get("maximize"):
+        gradient = -gradient
+    gradient = gradient + options["weight_decay"] * weight
+    momentum = options["momentum"]
+    if momentum:
+        buffer = gradient if first else momentum * buffer + (1 - options["dampening"]) * gradient
+        gradient = gradient + momentum * buffer if options["nesterov"] else buffer
+    return weight - float(options["lr"]) * gradient, buffer
+
+
+def _adam(
+    weight: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    *,
+    options: dict[str, Any],
+    count: float,
+    decoupled: bool,
+    **_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if options.get("amsgrad"):
+        raise UnsupportedError("There is no exact replay of influence through Adam with amsgrad.")
+    if options.get("maximize"):
+        gradient = -gradient
+    lr, (beta1, beta2) = float(options["lr"]), options["betas"]
+    if decoupled or options.get("decoupled_weight_decay"):
+        weight = weight * (1 - lr * options["weight_decay"])
+    else:
+        gradient = gradient + options["weight_decay"] * weight
+    mean = beta1 * mean + (1 - beta1) * gradient
+    square = beta2 * square + (1 - beta2) * gradient * gradient
+    some = square > 0  # the root has no derivative at 0, where a parameter has never had a gradient
+    root = torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)
+    size = root / (1 - beta2**count) ** 0.5 + options["eps"]
+    return weight - lr / (1 - beta1**count) * mean / size, mean, square

@@ -1,0 +1,110 @@
+"""Influence by exact replay: the derivative of an answer with respect to each example's weight, through training."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import spotlights as sl
+
+EXAMPLES, STEPS = 12, 9
+INPUTS = torch.randn(EXAMPLES, 4, generator=torch.Generator().manual_seed(0)).double()
+LABELS = torch.arange(EXAMPLES) % 3
+QUERIES = INPUTS[:3] + 0.1
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "nesterov": True}),
+    "Adam": (torch.optim.Adam, {"lr": 0.05, "weight_decay": 0.1}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def losses(model: nn.Module, ids: Any) -> Tensor:
+    return F.cross_entropy(model(INPUTS[ids]), LABELS[ids], reduction="none")
+
+
+def first(output: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def train(kind: str, weights: Tensor | None = None, path: Path | None = None, names: bool = False) -> nn.Module:
+    """The same training with a weight for each example, recorded or not."""
+    model, (make, options) = network(), OPTIMIZERS[kind]
+    weights = torch.ones(EXAMPLES).double() if weights is None else weights
+    optimizer = make(model.parameters(), **options)
+    batches = [torch.arange(EXAMPLES).roll(5 * step)[:4] for step in range(STEPS)]
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad()
+        (losses(model, batch) * weights[batch]).mean().backward()
+        optimizer.step()
+
+    if path is None:
+        for batch in batches:
+            step(batch)
+        return model
+    with sl.record(model, optimizer, path, keep="recipe", checkpoint_every=4) as recorder:
+        for batch in batches:
+            recorder.batch(example=[f"e{i}" for i in batch.tolist()] if names else batch)
+            step(batch)
+    return model
+
+
+def opened(path: Path, loss: Any = losses) -> sl.Memory:
+    return sl.open(path, model=network(), recompute=loss)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_replay_is_the_derivative_with_respect_to_each_weight(tmp_path: Path, kind: str):
+    train(kind, path=tmp_path / "a.memory")
+    found = opened(tmp_path / "a.memory").replay(QUERIES, first)
+    assert found.examples == list(range(EXAMPLES))
+    small = 1e-5
+    for example in range(EXAMPLES):
+        both = []
+        for sign in (1, -1):
+            weights = torch.ones(EXAMPLES).double()
+            weights[example] += sign * small
+            both.append(train(kind, weights)(QUERIES)[:, 0].detach())
+        torch.testing.assert_close(found.values[:, example], (both[0] - both[1]) / (2 * small), rtol=2e-5, atol=1e-7)
+    assert found.growth.shape == (3,)
+    assert "adjoint" in str(found)
+
+
+def test_examples_by_name_and_what_leaving_some_out_does(tmp_path: Path):
+    train("SGD", path=tmp_path / "a.memory", names=True)
+    memory = opened(tmp_path / "a.memory", lambda model, ids: losses(model, [int(name[1:]) for name in ids]))
+    found = memory.replay(QUERIES, first)
+    places = [found.examples.index(name) for name in ("e3", "e5")]
+    torch.testing.assert_close(found.without(["e3", "e5"]), -found.values[:, places].sum(dim=1))
+    assert next(found.rows())["example"] == found.examples[int(found.values[0].argmax())]
+    with pytest.raises(sl.SettingError, match="No example 'e99'"):
+        found.without(["e99"])
+
+
+def test_replay_says_what_it_needs(tmp_path: Path):
+    train("SGD", path=tmp_path / "a.memory")
+    mean = opened(tmp_path / "a.memory", lambda model, ids: losses(model, ids).mean())
+    with pytest.raises(sl.SettingError, match='reduction="none"'):
+        mean.replay(QUERIES, first)
+    full = opened(tmp_path / "a.memory").materialise(tmp_path / "full.memory")
+    with pytest.raises(sl.UnsupportedError, match="keep='recipe'"):
+        full.replay(QUERIES, first)
+
+
+def test_the_model_given_is_left_alone(tmp_path: Path):
+    train("Adam", path=tmp_path / "a.memory")
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    sl.open(tmp_path / "a.memory", model=model, recompute=losses).replay(QUERIES, first)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
