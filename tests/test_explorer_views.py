@@ -139,9 +139,12 @@ def test_a_saved_page_holds_its_answers_and_pictures_and_no_address():
     assert "srcdoc=" in page._repr_html_()
 
 
-def test_a_saved_page_of_a_view_that_does_not_exist_is_refused():
+def test_a_saved_page_of_a_view_or_measure_that_does_not_exist_is_refused():
     with pytest.raises(sl.SettingError, match="view="):
         saved_page(digits(), {"q": f"test:{first()}", "view": "nothing"})
+    with pytest.raises(sl.SettingError, match="No measure"):
+        saved_page(digits(), {"q": f"test:{first()}", "measure": "nothing"})
+    assert client(digits()).get("/api/page", params={"q": f"test:{first()}", "measure": "nothing"}).status_code == 400
 
 
 def test_training_examples_can_be_asked_about_where_the_first_layer_sees_the_inputs():

@@ -379,6 +379,7 @@ class Memory:
         path: str | Path | None = None,
         *,
         steps: range | None = None,
+        overwrite: bool = False,
         progress: Progress = lambda share: None,
     ) -> Memory:
         """Computes the slots of a recipe, and keeps them.
@@ -387,6 +388,7 @@ class Memory:
             path: a directory for a memory as if the run had been recorded whole. None fills the cache, so that
                 questions are quick.
             steps: with a path: only these. The new memory counts its steps from their first one.
+            overwrite: replace a memory that is there.
             progress: is told the share that is done.
         """
         if self._recomputation is None:
@@ -400,7 +402,7 @@ class Memory:
         chosen = range(self.steps) if steps is None else steps
         if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
-        self._recomputation.record(store_at(path), chosen, progress)
+        self._recomputation.record(store_at(path), chosen, progress, overwrite=overwrite)
         return open(path)
 
     def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:

@@ -12,7 +12,7 @@ const held = document.getElementById("answers");
 export const given = held ? JSON.parse(held.textContent) : null;
 export const offline = given?.kernel ? null : given;
 const waiting = new Map();
-const pictured = (answer, images) => JSON.parse(JSON.stringify(answer), (_, value) => (typeof value === "string" && images[value]) || value);
+const pictured = (answer, images) => JSON.parse(JSON.stringify(answer), (_, value) => (typeof value === "string" && Object.hasOwn(images, value) ? images[value] : value));
 
 if (given?.kernel) addEventListener("message", ({ data, source }) => {
   if (source !== parent || !waiting.has(data?.id)) return;

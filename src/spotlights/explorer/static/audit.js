@@ -20,7 +20,7 @@ const place = () => `spotlights-decisions:${run.title}`;
 
 export function setUpAudit(about) {
   run = about;
-  try { decisions = JSON.parse(localStorage.getItem(place()) ?? "{}"); } catch { decisions = {}; }
+  try { decisions = readBack(JSON.parse(localStorage.getItem(place()))); } catch { decisions = {}; }
 }
 
 export async function showAudit(keys) {
@@ -110,6 +110,17 @@ function leaveOut() {
 
 // -- decisions --------------------------------------------------------------------------------
 
+/** What was kept, as far as it is decisions: other pages of this machine's address may have written there. */
+const readBack = (kept) => Object.fromEntries(Object.values(kept ?? {}).filter((each) => Object.hasOwn(WORDS, each?.decision) && each.example !== undefined)
+  .map(({ example, decision, given, label }) => [example, { example, decision, given: given ?? null, label: label ?? null }]));
+
+/** A cell of a table that spreadsheets open: what begins as a formula is text. */
+function cell(value) {
+  const text = String(value ?? "");
+  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
 function keep() {
   try { localStorage.setItem(place(), JSON.stringify(decisions)); } catch { /* a browser that keeps nothing: export before leaving */ }
 }
@@ -126,6 +137,6 @@ export function decide(word) {
 
 function take(kind) {
   const rows = Object.values(decisions);
-  const text = kind === "json" ? JSON.stringify({ memory: run.title, decisions: rows }, null, 2) : ["example,decision,given,label", ...rows.map(({ example, decision, given, label }) => [example, decision, given ?? "", label ?? ""].join(","))].join("\n") + "\n";
+  const text = kind === "json" ? JSON.stringify({ memory: run.title, decisions: rows }, null, 2) : ["example,decision,given,label", ...rows.map(({ example, decision, given, label }) => [example, decision, given, label].map(cell).join(","))].join("\n") + "\n";
   download(new Blob([text], { type: kind === "json" ? "application/json" : "text/csv" }), `decisions.${kind}`);
 }

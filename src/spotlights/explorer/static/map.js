@@ -97,20 +97,23 @@ const onScreen = (x, y) => [MARGIN + x * (canvas.width - 2 * MARGIN), canvas.hei
 const byGroup = () => by() === "group";
 const pointSize = () => (map.count > 20000 ? 1 : map.count > 3000 ? 1.5 : 2.4) * Math.max(1, canvas.width / 1500);
 
-/** All points as pixels of one image: 60,000 of them take a few milliseconds. */
-export function paint(at, settled = true) {
-  const { width, height } = canvas;
-  points.width = width;
-  points.height = height;
-  const context = points.getContext("2d");
-  const image = context.createImageData(width, height);
-  const data = new Uint32Array(image.data.buffer);
+/** The shades of a point, from dim to bright: of each group, or for and against; and of points in no group. */
+function palette() {
   const ground = rgb(colour("night"));
   const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
   const mix = (tone, share) => pack(tone.map((each, side) => Math.round(ground[side] + (each - ground[side]) * share)));
   const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, 0.2 + (0.8 * share) / 32));
-  const tones = (byGroup() ? (run.groups[map.per] ?? []).map(({ colour: each }) => each) : [colour("lit-for"), colour("lit-against")]).map((each) => shades(rgb(each)));
-  const grey = shades(rgb(colour("ghost")));
+  const tones = byGroup() ? (run.groups[map.per] ?? []).map(({ colour: each }) => each) : [colour("lit-for"), colour("lit-against")];
+  return { ground: pack(ground), tones: tones.map((each) => shades(rgb(each))), grey: shades(rgb(colour("ghost"))) };
+}
+
+/** All points as pixels of one image: 60,000 of them take a few milliseconds. Points that move have no light around them. */
+function paint(at, moving = null) {
+  const { width, height } = canvas;
+  const { ground, tones, grey } = moving ?? palette();
+  const image = new ImageData(width, height);
+  const data = new Uint32Array(image.data.buffer);
+  if (moving) data.fill(ground);
   const [wide, high, size] = [width - 2 * MARGIN, height - 2 * MARGIN, pointSize()];
   for (const point of lamp.order) {
     const light = lamp.light[point];
@@ -122,9 +125,12 @@ export function paint(at, settled = true) {
     for (let row = Math.max(0, y - far); row <= Math.min(height - 1, y + far); row++) for (let pixel = Math.max(0, x - far); pixel <= Math.min(width - 1, x + far); pixel++)
       if ((row - y) ** 2 + (pixel - x) ** 2 <= far * far + 1) data[row * width + pixel] = shade;
   }
+  if (moving) return canvas.getContext("2d").putImageData(image, 0, 0);
+  if (points.width !== width || points.height !== height) Object.assign(points, { width, height });
+  const context = points.getContext("2d");
   context.putImageData(image, 0, 0);
-  if (settled) glow(context, at);
-  compose(settled);
+  glow(context, at);
+  compose();
 }
 
 /** A halo around the brightest points. */
@@ -152,7 +158,7 @@ function glow(context, at) {
 }
 
 /** The night, the lamp's light, the points, the names of the groups, the input, and the line of the lasso. */
-function compose(settled = true) {
+function compose() {
   const context = canvas.getContext("2d");
   const ratio = canvas.width / canvas.clientWidth || 1;
   const [x, y] = onScreen(...lampAt());
@@ -163,7 +169,7 @@ function compose(settled = true) {
   context.fillStyle = light;
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(points, 0, 0);
-  if (settled) nameGroups(context, ratio);
+  nameGroups(context, ratio);
   lampOn(context, x, y, ratio);
   if (shape.length > 1) {
     context.beginPath();
@@ -228,6 +234,7 @@ function loadPicture() {
 function move(before) {
   const start = performance.now();
   const between = new Float32Array(map.at.length);
+  const [shades, frames] = [palette(), []];
   shape = [];
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return null;
   return new Promise((done) => {
@@ -235,9 +242,10 @@ function move(before) {
       const share = Math.min(1, (now - start) / MOVING);
       const eased = share * share * (3 - 2 * share);
       for (let each = 0; each < between.length; each++) between[each] = before.at[each] + (map.at[each] - before.at[each]) * eased;
-      paint(between, false);
+      paint(between, shades);
+      frames.push(now);
       if (share < 1 && state.view === "map") requestAnimationFrame(step);
-      else done();
+      else { canvas.dataset.frames = frames.map(Math.round).join(); done(); }
     };
     requestAnimationFrame(step);
   });
