@@ -112,7 +112,8 @@ class Subject:
         show_input: Show | None = None,
         example_input: Callable[[int], Tensor] | None = None,
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
-        retrain: Callable[[Sequence[int]], nn.Module] | None = None,
+        retrain: Callable[..., nn.Module] | None = None,
+        decisions: sl.Decisions | str | Path | None = None,
         drawing: Drawing | None = None,
         tokenizer: Tokenizer | None = None,
         text: Any = None,
@@ -137,7 +138,8 @@ class Subject:
             example_input: from a training example's id to the model's input, so that it can be asked about.
             loss: for a recipe: `loss(model, ids)`, as `sl.open` takes it in `recompute=`.
             retrain: from the ids of training examples to the network trained without these; `spotlights retrain-check`
-                compares it with the estimate.
+                compares it with the estimate. A second argument, if it takes one, is a dict of new labels by id.
+            decisions: those of an audit, or the file that the explorer exported; its audit goes on from there.
             drawing: how drawn and uploaded images become inputs.
             tokenizer: has `encode` and `decode`, so that prompts can be asked about.
             text: the training text whose positions are the example ids: a string of characters, a list of tokens, or a
@@ -157,6 +159,7 @@ class Subject:
         self._loss = loss
         self.retrain, self.drawing, self.tokenizer, self.target = retrain, drawing, tokenizer, target
         self.layer, self.kernel = layer, kernel
+        self.decisions = sl.Decisions.read(decisions) if isinstance(decisions, str | Path) else decisions
         self.title = self.path.name if title is None else title
 
     @staticmethod

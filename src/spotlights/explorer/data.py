@@ -62,6 +62,7 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "training_queries": subject.example_input is not None and examples,
         "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
         "prompt": subject.tokenizer is not None,
+        "decisions": [] if subject.decisions is None else list(subject.decisions.rows),
         "edges": [] if masks is None or memory.folded else masks.edges or _edges(memory.steps),
         "no_masks": opened.no_masks,
         "colours": {name: getattr(palette, name.upper()) for name in COLOURS},

@@ -20,7 +20,8 @@ const place = () => `spotlights-decisions:${run.title}`;
 
 export function setUpAudit(about) {
   run = about;
-  try { decisions = readBack(JSON.parse(localStorage.getItem(place()))); } catch { decisions = {}; }
+  decisions = Object.fromEntries(run.decisions.map((row) => [row.example, row]));
+  try { Object.assign(decisions, readBack(JSON.parse(localStorage.getItem(place())))); } catch { /* a browser that keeps nothing */ }
 }
 
 export async function showAudit(keys) {
