@@ -44,6 +44,32 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     return path, ids[wrong].tolist()
 
 
+def test_an_audit_of_examples_that_show_themselves_as_html_or_figures_has_a_page(
+    memory: tuple[Path, list[int]], tmp_path: Path
+):
+    for look, shown in (("Own()", "which the explorer shows"), ("figure()", "data:image/png;base64,")):
+        (tmp_path / "looks.py").write_text(
+            "import spotlights as sl\nfrom matplotlib.figure import Figure as figure\n"
+            "class Own:\n    def _repr_html_(self): return '<script>alert(1)</script>'\n"
+            f"subject = sl.Subject({str(memory[0])!r}, show=lambda e: {look})\n"
+        )
+        result = spotlights(
+            "audit", memory[0], "-k", 2, "--subject", f"{tmp_path / 'looks.py'}:subject", "--out", tmp_path
+        )
+        assert result.exit_code == 0, result.output
+        page = (tmp_path / "audit.html").read_text(encoding="utf-8")
+        assert shown in page
+        assert "<script" not in page
+
+
+def test_a_place_that_cannot_be_written_is_named_without_a_traceback(memory: tuple[Path, list[int]], tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = spotlights("audit", memory[0], "--out", tmp_path / "file" / "audit")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert str(tmp_path / "file") in result.stderr.replace("\n", "")
+
+
 def test_audit_writes_csv_and_a_page_with_pictures(memory: tuple[Path, list[int]], tmp_path: Path):
     path, wrong = memory
     (tmp_path / "pictures.py").write_text(
