@@ -117,7 +117,7 @@ PATHS = (
     "/%00 /%ff%fe /api/inputs/../run /api/examples/1e9 /api/inputs/-1.png /favicon.ico /static/nothing.js /;a=b "
     "http://evil.example/api/run /api/run/ /API/RUN /api%2frun * /.git/config /static/ /static/nothing.js"
 ).split(" ")
-_LOOK = "q at layer measure target top by per where sorted"
+_LOOK = "q at layer measure target top by per where"
 ADDRESSES = {
     "run": "",
     "status": "",
@@ -127,7 +127,11 @@ ADDRESSES = {
     "time": _LOOK,
     "mask": "q at mask in",
     "accuracy": "mask in",
-    "audit": "top",
+    "audit": "top where",
+    "history": "q at target per during top",
+    "map": "layer per",
+    "lamp": _LOOK,
+    "page": "q at view layer measure target per where mask",
     "refresh": "",
     "examples/7": "",
     "examples/7.png": "",

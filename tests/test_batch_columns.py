@@ -214,6 +214,8 @@ def test_whole_numbers_may_follow_fractions(tmp_path):
 
 UNSTORABLE = {
     "too large": [2**63, 1],
+    "what stands for missing values": [-(2**63), 1],
+    "what stands for missing values, in a tensor": torch.tensor([-(2**63), 1]),
     "too large, unsigned": np.array([2**64 - 1, 1], dtype=np.uint64),
     "a number and a string": [1, "1"],
     "bytes": [b"ab", b"c"],

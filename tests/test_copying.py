@@ -66,3 +66,24 @@ def test_a_damaged_memory_is_not_copied(tmp_path: Path):
         sl.open(tmp_path / "a").copy(tmp_path / "b")
     with pytest.raises(sl.MemoryFormatError, match="not a memory"):
         sl.open(tmp_path / "b")
+
+
+def test_a_memory_is_never_copied_onto_itself(tmp_path: Path):
+    model = record(tmp_path / "a", dtype="float64")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for place in (tmp_path / "a", tmp_path / "link", f"{tmp_path}/b/../a"):
+        with pytest.raises(sl.SettingError, match="is the memory itself"):
+            sl.open(tmp_path / "a").copy(place, overwrite=True)
+    assert_exact(tmp_path / "a", model)
+
+
+def test_a_damaged_memory_replaces_no_whole_one(tmp_path: Path):
+    model = record(tmp_path / "a", dtype="float64")
+    sl.open(tmp_path / "a").copy(tmp_path / "backup")
+    segment = max((tmp_path / "a" / "segments").iterdir())
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(sl.MemoryFormatError, match=segment.name):
+        sl.open(tmp_path / "a").copy(tmp_path / "backup", overwrite=True)
+    assert_exact(tmp_path / "backup", model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import spotlights as sl
 from spotlights.cli import app
+from spotlights.query.parts import checksum_of_part
 from training import examples, network, sgd, train
 
 COUNT = 3
@@ -199,9 +201,32 @@ def test_files_of_strangers_execute_nothing_and_are_refused(tmp_path: Path, part
     with safe_open(parts[0], framework="pt") as file:
         metadata = file.metadata()
     for change in ({"0/0/slots0": torch.full((3, 5), 10**9)}, {"0/0/values0": torch.zeros(3, 99)}):
-        save_file(tensors | change, parts[0], metadata=metadata)
+        forged = {**metadata, "checksum": checksum_of_part(metadata["part"], tensors | change)}
+        save_file(tensors | change, parts[0], metadata=forged)
         with pytest.raises(sl.SettingError, match="not a part"):
             sl.open(tmp_path / "run").on(sl.Merged(parts)).attend(network(), examples()[0][:3])["2"].top(5)
+
+
+def test_a_part_that_was_changed_or_is_no_file_is_refused(tmp_path: Path, parts: list[Path]):
+    content = bytearray(parts[0].read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "changed").write_bytes(content)
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("changed", "does not have its checksum"),
+        ("pipe", "Not a regular file"),
+        ("run", "is not a part"),
+    ):
+        with pytest.raises(sl.SettingError, match=said):
+            sl.Merged([tmp_path / name, parts[1]])
+
+
+def test_a_part_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path):
+    shard = sl.Shard(1, 2)
+    record(tmp_path / "run")
+    sl.open(tmp_path / "run").on(shard).attend(network(), examples()[0][:3])["2"].top(5)
+    with pytest.raises(sl.StoreError, match="cannot be written"):
+        shard.save(tmp_path / "no" / "such" / "folder")
 
 
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "x/3", "3"])

@@ -174,6 +174,85 @@ def test_materialise_makes_a_part(tmp_path: Path) -> None:
         part.materialise(tmp_path / "other.memory")
 
 
+def test_materialise_overwrites_no_memory_unasked_and_never_the_recipe(tmp_path: Path) -> None:
+    model = record(tmp_path / "run.memory")
+    other = record(tmp_path / "other.memory", network(5, 4, 3), keep="slots", checkpoint_every="auto")
+    recipe = sl.open(tmp_path / "run.memory", model=network(), recompute=loss)
+    with pytest.raises(sl.MemoryExistsError, match="already holds a memory"):
+        recipe.materialise(tmp_path / "other.memory")
+    assert_exact(tmp_path / "other.memory", other)
+    for overwrite in (False, True):
+        with pytest.raises(sl.SettingError, match="is the recipe itself"):
+            recipe.materialise(tmp_path / "run.memory", overwrite=overwrite)
+    recipe.materialise(tmp_path / "other.memory", overwrite=True)
+    assert_exact(tmp_path / "other.memory", model)
+
+
+def test_a_recipe_without_steps_says_so(tmp_path: Path) -> None:
+    record(tmp_path / "run.memory", steps=0)
+    memory = sl.open(tmp_path / "run.memory", model=network(), recompute=loss)
+    with pytest.raises(sl.UnsupportedError, match="has no slots yet"):
+        len(memory)
+
+
+def test_what_goes_wrong_in_the_loss_is_told_with_its_step(tmp_path: Path) -> None:
+    record(tmp_path / "run.memory")
+
+    def failing(model: nn.Module, ids: Tensor) -> Tensor:
+        raise IndexError("no such example")
+
+    memory = sl.open(tmp_path / "run.memory", model=network(), recompute=failing)
+    with pytest.raises(sl.SettingError, match=r"recompute= failed at step 0 .*IndexError: no such example"):
+        len(memory)
+
+
+# -- damage -----------------------------------------------------------------------------------
+
+
+def _flip(file: Path, at: int = -1) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_damaged_recipe_is_not_computed_from(tmp_path: Path) -> None:
+    record(tmp_path / "run.memory")
+    for segment in (tmp_path / "run.memory" / "segments").iterdir():
+        _flip(segment)
+    memory = sl.open(tmp_path / "run.memory", model=network(), recompute=loss)
+    with pytest.raises(sl.MemoryFormatError, match="has checksum"):
+        len(memory)
+
+
+def test_damage_in_the_cache_is_found_or_computed_again(tmp_path: Path) -> None:
+    model = record(tmp_path / "run.memory")
+
+    def opened() -> sl.Memory:
+        return sl.open(tmp_path / "run.memory", model=network(), recompute=loss)
+
+    assert opened().verify(model).ok
+    stretch = min((tmp_path / "cache" / "recipes").iterdir())
+    _flip(stretch / "memory.json", 40)
+    assert opened().verify(model).ok
+    _flip(next((stretch / "segments").iterdir()))
+    verified = opened().verify(model)
+    assert not verified.ok
+    assert "delete it" in verified.damaged[0].lower()
+    for name in ("segments/000000-rank0.safetensors", "initial.safetensors"):
+        (stretch / name).unlink()
+    assert opened().verify(model).ok
+
+
+def test_the_cache_deletes_nothing_of_others(tmp_path: Path) -> None:
+    """A memory of the user's own lies where the cache keeps its stretches."""
+    mine = tmp_path / "cache" / "recipes" / "mine.memory"
+    other = record(mine, keep="slots", checkpoint_every="auto", dtype="float64")
+    record(tmp_path / "run.memory")
+    memory = sl.open(tmp_path / "run.memory", model=network(), recompute=loss, cache=tmp_path / "cache", cache_bytes=1)
+    memory.materialise()
+    assert_exact(mine, other)
+
+
 def test_without_its_loss_a_recipe_says_what_is_missing(tmp_path: Path) -> None:
     model = record(tmp_path / "run.memory")
     memory = sl.open(tmp_path / "run.memory")

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -143,22 +143,28 @@ def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
 
 def kill_at_call(call: int) -> None:
     """This process will be killed at the n-th call by which a file system is changed."""
-    calls = 0
+    _at_each_call(lambda number: number == call and os.kill(os.getpid(), signal.SIGKILL))
 
-    def counted(name: str) -> Any:
-        original = getattr(os, name)
 
+def count_calls() -> Iterator[int]:
+    """Counts those calls from now on; `next` says how many there were."""
+    latest = [0]
+    _at_each_call(lambda number: latest.__setitem__(0, number))
+    return (latest[0] for _ in itertools.count())
+
+
+def _at_each_call(do: Callable[[int], object]) -> None:
+    calls = itertools.count(1)
+
+    def counted(original: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
+            do(next(calls))
             return original(*args, **kwargs)
 
         return wrapped
 
-    for name in ("writev", "fsync", "replace", "ftruncate", "mkdir", "unlink"):
-        setattr(os, name, counted(name))
+    for name in ("writev", "write", "fsync", "replace", "ftruncate", "mkdir", "rmdir", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
 
 
 def slots(memory: sl.Memory, model: nn.Module, layer: str, inputs: Tensor) -> list[dict[str, Any]]:

@@ -263,6 +263,9 @@ class Memory:
         """What the memory is, as a table."""
         return MemoryInfo(self._known if "view" not in self.__dict__ else self.view)
 
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
         manifest = self._known.reader.manifest
@@ -376,6 +379,7 @@ class Memory:
         path: str | Path | None = None,
         *,
         steps: range | None = None,
+        overwrite: bool = False,
         progress: Progress = lambda share: None,
     ) -> Memory:
         """Computes the slots of a recipe, and keeps them.
@@ -384,6 +388,7 @@ class Memory:
             path: a directory for a memory as if the run had been recorded whole. None fills the cache, so that
                 questions are quick.
             steps: with a path: only these. The new memory counts its steps from their first one.
+            overwrite: replace a memory that is there.
             progress: is told the share that is done.
         """
         if self._recomputation is None:
@@ -397,7 +402,7 @@ class Memory:
         chosen = range(self.steps) if steps is None else steps
         if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
-        self._recomputation.record(store_at(path), chosen, progress)
+        self._recomputation.record(store_at(path), chosen, progress, overwrite=overwrite)
         return open(path)
 
     def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:

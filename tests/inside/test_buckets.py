@@ -328,7 +328,7 @@ def test_the_cache_stays_within_its_limit_and_may_be_lost(address, wide, tmp_pat
 
 
 def test_the_files_used_last_stay_in_the_cache(tmp_path):
-    cache = Cache(tmp_path, 300)
+    cache = Cache(tmp_path, 3 * 108)  # with their checksums
     for number, key in enumerate("abc"):
         cache.put(key, [bytes(100)])
         time.sleep(0.01 * (number + 1))
@@ -457,3 +457,26 @@ def test_a_run_killed_at_random_moments_is_always_readable_and_resumable():
             start = chance.randint(0, STEPS // 2)
     assert KILLS < 20 or len(set(seen)) > 5, f"the kills did not spread over the run: {seen}"
     print(f"{KILLS} kills; steps that were there after each: {seen}")
+
+
+@pytest.mark.parametrize("way", ["flipped", "of another key", "cut", "a folder", "a pipe"])
+def test_a_damaged_file_of_the_cache_does_not_count_and_others_are_never_deleted(tmp_path, way):
+    cache = Cache(tmp_path, 108)
+    (tmp_path / "mine.bytes").write_bytes(b"mine")
+    cache.put("b", [bytes(100)])
+    (other,) = {*tmp_path.iterdir()} - {tmp_path / "mine.bytes"}
+    content = other.read_bytes()
+    cache.put("a", [bytes(100)])
+    assert cache.get("a", 100) is not None
+    (file,) = {*tmp_path.iterdir()} - {tmp_path / "mine.bytes"}
+    if way == "flipped":
+        content = bytes([1]) + file.read_bytes()[1:]
+    file.unlink()
+    if way == "a folder":
+        file.mkdir()
+    elif way == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content[:50] if way == "cut" else content)
+    assert cache.get("a", 100) is None
+    assert (tmp_path / "mine.bytes").exists()

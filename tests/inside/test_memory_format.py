@@ -279,6 +279,60 @@ def test_a_log_that_lacks_a_step_is_named_whatever_the_checksums_say(memory, ten
         sl.open(memory).verify()
 
 
+@pytest.mark.parametrize("number", [-2, 24, 2**62, -(2**63)])
+def test_tokens_that_do_not_exist_are_named_whatever_the_checksums_say(tmp_path, number):
+    model = torch.nn.Sequential(torch.nn.Embedding(24, 4), torch.nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.record(model, optimizer, tmp_path / "m") as recorder:
+        recorder.batch(example=[1, 2, 3])
+        model(torch.tensor([1, 2, 3])).square().mean().backward()
+        optimizer.step()
+    name = _forge(tmp_path / "m", "0/key_tokens", lambda values: np.full_like(values, number))
+    for ask in (lambda m: m.layers, lambda m: m.attend(model, torch.tensor([1]))["0"].totals("example")):
+        with pytest.raises(sl.MemoryFormatError, match=f"{name}: .*0/key_tokens.* outside"):
+            ask(sl.open(tmp_path / "m"))
+
+
+def test_settings_that_no_optimizer_has_are_named_whatever_the_checksums_say(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with sl.record(model, optimizer, tmp_path / "m"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+    _forge(tmp_path / "m", "/log/linear/weight/rule", lambda values: np.full_like(values, 1e300))
+    with pytest.raises(sl.MemoryFormatError, match="cannot have made a step"):
+        sl.open(tmp_path / "m").weights("linear")
+
+
+def test_a_reason_in_the_log_that_is_none_is_named(memory):
+    _forge(memory, "/log/2/probe", lambda values: np.full_like(values, np.nan))
+    with pytest.raises(sl.MemoryFormatError, match='step log of layer "2"'):
+        sl.open(memory).verify()
+
+
+@pytest.mark.parametrize("which", ["initial", "final"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda values: values[1:], lambda values: values.astype(np.int64), lambda values: values.reshape(-1), None],
+    ids=["shorter", "whole numbers", "flat", "missing"],
+)
+def test_weights_of_another_shape_or_type_are_named_whatever_the_checksums_say(memory, which, change):
+    raw = _manifest(memory)
+    tensors = {key: value.numpy() for key, value in load_file(memory / raw[which]["file"]).items()}
+    weight = tensors.pop("2/weight")
+    beginning, blocks, _ = lay_out(
+        {key: [value] for key, value in (tensors | ({} if change is None else {"2/weight": change(weight)})).items()}
+    )
+    content = beginning + b"".join(np.ascontiguousarray(block).tobytes() for block in blocks)
+    _put(memory / raw[which]["file"], content)
+    raw[which] |= {"bytes": len(content), "checksum": xxhash.xxh3_64_hexdigest(content)}
+    _put(memory / "memory.json", signed(json.dumps(raw, indent=1).removesuffix("\n}").encode()))
+    with pytest.raises(sl.MemoryFormatError, match=f"{which}.safetensors: .*2/weight"):
+        sl.open(memory).verify()
+
+
 def test_a_manifest_that_is_not_text_is_named(memory):
     (memory / "memory.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(sl.MemoryFormatError, match=r"memory\.json"):

@@ -6,6 +6,7 @@ Its bars open, and each group can be left out. The questions are those that `sta
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import itertools
 import json
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from spotlights.errors import SettingError, SpotlightsError
 from spotlights.explorer.api import answer, as_text
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.queries import KINDS
+from spotlights.explorer.queries import kind_named
 from spotlights.explorer.views import picture
 from spotlights.selections import format_selections
 
@@ -31,9 +32,10 @@ TOP, TILES, STRETCHES, MOST_PARTS, SUSPECTS = 10, 60, 8, 14, 60
 VIEWS = ("", "history", "map", "audit", "compare")
 _PICTURE = re.compile(r"api/(inputs|examples)/(-?[0-9]+)\.png")
 _POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "default-src 'none'; script-src {scripts} data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'"
 )
+"""Two inline scripts run, which are known by their hashes, and the modules that they import."""
 Plain = dict[str, Any]
 Asked = tuple[str, Plain]
 
@@ -85,13 +87,13 @@ def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
         except SpotlightsError:
             if path in ("layer", "history", "map", "lamp", "audit"):
                 raise
-    data = {"answers": answers, "images": _images(explorer, answers), "state": state, "views": [view] if view else []}
-    return SavedPage(_document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
+    data = {"answers": answers, "images": images_of(explorer, answers), "state": state, "views": [view] if view else []}
+    return SavedPage(document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
 
 
 def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> Iterator[Asked]:
     measure = state.get("measure") or run["measures"][0]["name"]
-    kind, asking = KINDS[measure], _given(state, "q", "at")
+    kind, asking = kind_named(measure), _given(state, "q", "at")
     by = "example" if run["examples"] else "slot"
     target = {"target": state["target"]} if kind.signed and state.get("target") else {}
     look = {**asking, "layer": state["layer"], "measure": measure, **target}
@@ -144,7 +146,7 @@ def _key(path: str, given: dict[str, Any]) -> str:
     return json.dumps([path, *pairs], separators=(",", ":"), ensure_ascii=False)
 
 
-def _images(explorer: Explorer, answers: Any) -> dict[str, str]:
+def images_of(explorer: Explorer, answers: Any) -> dict[str, str]:
     """Every picture that the answers name, as bytes."""
     images: dict[str, str] = {}
 
@@ -167,7 +169,7 @@ def _images(explorer: Explorer, answers: Any) -> dict[str, str]:
     return images
 
 
-def _document(data: dict[str, Any], title: str) -> str:
+def document(data: dict[str, Any], title: str) -> str:
     """The page with its parts in it; modules find each other by name, in a map of imports."""
     static = files("spotlights.explorer") / "static"
     parts = {part.name: part.read_text(encoding="utf-8") for part in static.iterdir() if part.is_file()}
@@ -177,12 +179,19 @@ def _document(data: dict[str, Any], title: str) -> str:
         if name.endswith(".js")
     }
     answers = as_text(data).replace("<", "\\u003c")
+    modules, start = json.dumps({"imports": scripts}), 'import "main.js";'
+    policy = _POLICY.format(scripts=" ".join(map(_hash, (modules, start))))
     head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<style>\n{parts["style.css"]}</style>\n'
-        f'<script type="importmap">{json.dumps({"imports": scripts})}</script>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{parts["style.css"]}</style>\n'
+        f'<script type="importmap">{modules}</script>\n'
         f'<script id="answers" type="application/json">{answers}</script>\n'
-        '<script type="module">import "main.js";</script>\n'
+        f'<script type="module">{start}</script>\n'
     )
     page = re.sub(r"<link [^>]*>\n|<script src[^>]*></script>\n", "", parts["index.html"])
     page = page.replace("<title>Spotlights</title>", f"<title>Spotlights: {html.escape(title)}</title>")
     return page.replace("</head>", head + "</head>", 1)
+
+
+def _hash(script: str) -> str:
+    """What a content security policy calls an inline script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import xxhash
 from jaxtyping import UInt8
 
-from spotlights.errors import MemoryFormatError
-from spotlights.memory.files import READ_BYTES, claim, read_manifest, writable
-from spotlights.memory.format.manifest import FileEntry
+from spotlights.errors import MemoryFormatError, SettingError
+from spotlights.memory.files import READ_BYTES, check_content, claim, read_manifest, writable
+from spotlights.memory.format.manifest import FileEntry, Manifest
 from spotlights.memory.reader import rank_store
 from spotlights.memory.store import Store
 
@@ -19,9 +19,17 @@ from spotlights.memory.store import Store
 def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
     """Copies what is committed at this moment. The manifest of the first process comes last: half a copy is no memory.
 
-    Readers' derived files are not copied.
+    Readers' derived files are not copied. With `overwrite`, all files are read twice: nothing is deleted for a memory
+    that is damaged.
     """
+    if target.is_same_place(source):
+        raise SettingError(f"{target} is the memory itself. Choose another path for the copy.")
     first = read_manifest(source)[0]
+    if overwrite:
+        for rank in range(first.ranks):
+            origin = rank_store(source, rank)
+            for entry in _files(read_manifest(origin)[0]):
+                check_content(origin, entry)
     with writable(target), contextlib.ExitStack() as after:
         after.callback(claim(target, overwrite=overwrite))
         for rank in reversed(range(first.ranks)):
@@ -30,16 +38,24 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
             manifest, read_version = read_manifest(origin)
             if version != read_version:
                 raise MemoryFormatError(f"{origin} is being recorded: it changed while it was read. Copy it again.")
-            kept = [segment for snapshot in manifest.snapshots[1:] for segment in snapshot.segments]
-            for entry in {entry.file: entry for entry in [*manifest.files, *kept]}.values():
+            for entry in _files(manifest):
                 place.write(entry.file, _checked(origin, entry), new=True)
             place.commit(content, None)
+
+
+def _files(manifest: Manifest) -> Iterable[FileEntry]:
+    """All files that a manifest names."""
+    kept = [segment for snapshot in manifest.snapshots[1:] for segment in snapshot.segments]
+    return {entry.file: entry for entry in [*manifest.files, *kept]}.values()
 
 
 def _checked(store: Store, entry: FileEntry) -> Iterator[UInt8[np.ndarray, "bytes"]]:
     checksum = xxhash.xxh3_64()
     for start in range(0, entry.bytes, READ_BYTES):
-        block = store.load(entry.file, range(start, min(start + READ_BYTES, entry.bytes)), "")
+        try:
+            block = store.load(entry.file, range(start, min(start + READ_BYTES, entry.bytes)), "")
+        except OSError as error:
+            raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
         checksum.update(block.data)
         yield block
     if checksum.hexdigest() != entry.checksum:

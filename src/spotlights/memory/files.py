@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -113,8 +114,8 @@ class FileTensors(Mapping[str, Tensor]):
 
     def __init__(self, store: Store, entry: FileEntry, layout: Mapping[str, TensorPlace] | None = None) -> None:
         self._store, self._entry = store, entry
-        self._layout = read_layout(store, entry) if layout is None else layout
-        self._spans = _spans(self._layout)
+        self.layout = read_layout(store, entry) if layout is None else layout
+        self._spans = _spans(self.layout)
         self._fetched: dict[range, Future[UInt8[np.ndarray, "bytes"]]] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
@@ -141,7 +142,7 @@ class FileTensors(Mapping[str, Tensor]):
         return fetched
 
     def __getitem__(self, name: str) -> Tensor:
-        place = self._layout[name]
+        place = self.layout[name]
         numbers, size = math.prod(place.shape), place.dtype.itemsize
         if not numbers:
             return torch.empty(place.shape, dtype=place.dtype)
@@ -160,7 +161,7 @@ class FileTensors(Mapping[str, Tensor]):
             rows: a slice with both ends, or numbers in ascending order, which may come more than once.
             into: a buffer of the tensor's type, with enough rows of its shape.
         """
-        place = self._layout[name]
+        place = self.layout[name]
         entries, size = math.prod(place.shape[1:]), place.dtype.itemsize
         if isinstance(rows, slice):
             first, last, count = rows.start, rows.stop, rows.stop - rows.start
@@ -195,13 +196,13 @@ class FileTensors(Mapping[str, Tensor]):
             raise MemoryFormatError(f"{self._store.describe(self._entry.file)} cannot be read: {error}.") from error
 
     def __contains__(self, name: object) -> bool:
-        return name in self._layout
+        return name in self.layout
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._layout)
+        return iter(self.layout)
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self.layout)
 
 
 def _spans(layout: Mapping[str, TensorPlace]) -> dict[str, range]:
@@ -230,7 +231,7 @@ def checksum_of(store: Store, name: str) -> str:
 
 
 @contextlib.contextmanager
-def writable(store: Store) -> Iterator[None]:
+def writable(store: Store | str | Path) -> Iterator[None]:
     """Raises a StoreError in place of what a system says of a full or read-only disk, or of a name that is too long."""
     try:
         yield

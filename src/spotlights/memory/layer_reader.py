@@ -25,6 +25,7 @@ from spotlights.memory.files import FileTensors, read_layout
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import MISSING_STRING, missing
 from spotlights.memory.format.manifest import Manifest, SegmentEntry
+from spotlights.memory.format.shapes import faults_in_segment
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
@@ -178,70 +179,18 @@ class Segment:
             return self.loaded.layouts[self]
 
     def _read_layout(self) -> dict[str, TensorPlace]:
-        layout = read_layout(self.store, self.entry)
-        for layer, described in self.manifest.layers.items():
-            slots, keys = self.entry.slots[layer], self.entry.keys[layer]
-            errors = self.entry.errors.get(layer, slots)
-            shapes = {
-                names.layer_tensor(layer, names.KEYS): (keys, described.in_features),
-                names.layer_tensor(layer, names.KEY_SCALE): (keys,),
-                names.layer_tensor(layer, names.NORMS): (keys, len(described.stretches)),
-                names.layer_tensor(layer, names.INDEX): (slots,),
-                names.layer_tensor(layer, names.ERRORS): (errors, described.out_features),
-                names.layer_tensor(layer, names.ERROR_SCALE): (errors,),
-                names.log_tensor(layer, names.PROBE): (self.entry.end_step - self.entry.first_step, 2),
-                **{names.column_tensor(layer, column): (slots,) for column in self.manifest.columns},
-            }
-            for what in described.tokens:
-                for name in (names.TOKENS[what], names.AMOUNTS[what]):
-                    place = layout.get(names.layer_tensor(layer, name))
-                    shapes[names.layer_tensor(layer, name)] = (slots, max(1, place.shape[-1] if place else 1))
-            for name, expected in shapes.items():
-                if name in layout and tuple(layout[name].shape) != expected:
-                    raise MemoryFormatError(
-                        f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(layout[name].shape)}, "
-                        f"but memory.json says {expected}."
-                    )
-            for name, dtype in self._dtypes(layer).items():
-                if name in layout and layout[name].dtype != dtype:
-                    raise MemoryFormatError(
-                        f"{self.store.describe(self.entry.file)}: {name!r} has numbers of type {layout[name].dtype}, "
-                        f"not {dtype}."
-                    )
-        self._check_log(layout)
+        layout, entry = read_layout(self.store, self.entry), self.entry
+        steps = entry.end_step - entry.first_step
+        for fault in faults_in_segment(self.manifest, layout, steps, entry.slots, entry.keys, entry.errors):
+            raise MemoryFormatError(f"{self.store.describe(entry.file)}: {fault}.")
         return layout
 
-    def _dtypes(self, layer: str) -> dict[str, torch.dtype]:
-        """The types of a layer's tensors."""
-        storage = storage_named(self.manifest.layers[layer].storage).dtype
-        rows = {names.KEYS: storage, names.ERRORS: storage, names.INDEX: torch.int64}
-        rows |= {names.KEY_SCALE: torch.float32, names.ERROR_SCALE: torch.float32}
-        rows |= dict.fromkeys(names.TOKENS.values(), torch.int64)
-        kinds = {column: entry.kind for column, entry in self.manifest.columns.items()}
-        columns = {c: torch.float64 if kind == "float" else torch.int64 for c, kind in kinds.items()}
-        return {
-            **{names.layer_tensor(layer, what): dtype for what, dtype in rows.items()},
-            **{names.column_tensor(layer, column): dtype for column, dtype in columns.items()},
-        }
-
-    def _check_log(self, layout: Mapping[str, TensorPlace]) -> None:
-        """The step log has a row for each step. (A folded memory has the last step alone.)"""
-        steps = self.entry.end_step - self.entry.first_step if self.manifest.fold is None else 1
-        dimensions = {names.PROBE: 2, names.FACTOR: 1, names.RULE: 2, names.PROBED: 2}
-        for name, place in layout.items():
-            wanted = dimensions.get(name.rpartition("/")[2], len(place.shape))
-            if name.startswith(names.LOG) and (len(place.shape) != max(wanted, 1) or place.shape[0] != steps):
-                raise MemoryFormatError(
-                    f"{self.store.describe(self.entry.file)}: {name!r} has shape {tuple(place.shape)}, but the file "
-                    f"has {steps} steps."
-                )
-
-    def check_range(self, name: str, values: Shaped[Tensor, "rows"], allowed: range) -> None:
+    def check_range(self, name: str, values: Shaped[Tensor, "rows ..."], allowed: range) -> None:
         """Raises an error if a number of a tensor is none that it can be; each tensor is looked at once."""
         key = self, name
         if key in self.loaded.in_range:
             return
-        if len(values) and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
+        if values.numel() and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
             raise MemoryFormatError(
                 f"{self.store.describe(self.entry.file)}: {name!r} has numbers outside {allowed.start} to "
                 f"{allowed.stop - 1}: the file is damaged."
@@ -296,16 +245,29 @@ class SegmentSlots:
         """For each slot: how many rows before it are stored in full, and whether its own is."""
         key = "in full", what, self.start
         if key not in self.layer.known:
-            tokens = self.tensor(names.TOKENS[what]) if what in self.layer.entry.tokens else None
+            tokens = self._all_tokens(what) if what in self.layer.entry.tokens else None
             in_full = torch.ones(self.slots, dtype=torch.bool) if tokens is None else tokens[:, 0] == names.IN_FULL
             self.layer.known[key] = in_full.cumsum(0) - in_full.long(), in_full
         return self.layer.known[key]
 
+    def _width(self, what: str) -> int:
+        return self.layer.entry.in_features if what == names.KEYS else self.layer.entry.out_features
+
+    def _all_tokens(self, what: str) -> Int64[Tensor, "slots tokens"]:
+        """The tokens of every slot; `IN_FULL` in the first column of those that are stored in full."""
+        tokens = self.required(names.TOKENS[what])
+        self.file.check_range(self.layer.tensors + names.TOKENS[what], tokens, range(names.IN_FULL, self._width(what)))
+        return tokens
+
+    def tokens_in_use(self) -> Int64[Tensor, "tokens"]:
+        """The tokens of those slots whose key is stored as tokens."""
+        tokens = self._all_tokens(names.KEYS)
+        return tokens[tokens >= 0]
+
     def _tokens(self, what: str, rows: Int64[Tensor, "rows"]) -> SparseRows:
-        entry, dtype = self.layer.entry, self.layer.storage.compute_dtype
-        width = entry.in_features if what == names.KEYS else entry.out_features
+        dtype, width = self.layer.storage.compute_dtype, self._width(what)
         places, amounts = self.required(names.TOKENS[what])[rows], self.tensor(names.AMOUNTS[what])
-        if not 0 <= int(places.min()) <= int(places.max()) < width:
+        if int(places.min()) < 0 or int(places.max()) >= width:
             raise MemoryFormatError(
                 f'{self.file.store.describe(self.file.entry.file)}: layer "{self.layer.name}" has tokens outside '
                 f"0 to {width - 1}."
@@ -328,7 +290,8 @@ class SegmentSlots:
             start += len(numbers)
 
     def column(self, name: str) -> Shaped[Tensor, "slots"]:
-        stored = self.file.tensor(self.layer.columns + name)
+        tensor = self.layer.columns + name
+        stored = self.file.required(tensor) if name == "step" else self.file.tensor(tensor)
         if stored is None:
             return missing(self.layer.column_kind(name), self.slots)
         described, entry = self.file.manifest.columns.get(name), self.file.entry
@@ -409,7 +372,7 @@ class LayerReader:
         """How many tokens occur in keys that are stored as tokens."""
         seen = torch.zeros(self.entry.in_features, dtype=torch.bool)
         for segment in self.segments:
-            seen[segment.required(names.TOKENS[names.KEYS]).flatten()] = True
+            seen[segment.tokens_in_use()] = True
         return int(seen.sum())
 
     def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:

@@ -33,6 +33,7 @@ from spotlights.memory.files import FileTensors, check_content, check_size, read
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import MISSING_STRING
 from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
+from spotlights.memory.format.shapes import faults_in_weights
 from spotlights.memory.format.tensors import Blocks
 from spotlights.memory.layer_reader import LayerReader, Loaded, Segment
 from spotlights.memory.shards import WholeTensors, whole
@@ -104,7 +105,7 @@ class MemoryReader:
         stores = [rank_store(store, rank) for rank in range(len(self.ranks))]
         self._open(joined(self.ranks), [Part(of_rank, own) for of_rank, own in zip(stores, self.ranks, strict=True)])
         sizes = {of_rank: of_rank.sizes() for of_rank in stores} if ranks is None else {}
-        for of_rank, entry in self._files() if ranks is None else ():
+        for of_rank, entry in self.every_file() if ranks is None else ():
             check_size(of_rank, entry, sizes[of_rank].get(entry.file))
 
     def _open(self, manifest: Manifest, parts: Sequence[Part]) -> None:
@@ -123,7 +124,7 @@ class MemoryReader:
         self.moments: dict[str, Tensor] = {}
         """Of each layer's keys, once they have been computed or loaded."""
 
-    def _files(self) -> Iterator[tuple[Store, FileEntry]]:
+    def every_file(self) -> Iterator[tuple[Store, FileEntry]]:
         """The files that are read: of all processes but the first, segments alone, unless they hold shards."""
         for own in self.ranks if self._sharded else self.ranks[:1]:
             yield from ((rank_store(self.store, own.rank), entry) for entry in own.files)
@@ -136,15 +137,9 @@ class MemoryReader:
 
     def _of_all(self, files: Sequence[FileEntry]) -> Mapping[str, Tensor]:
         """The tensors of one file of each process, or of the first one alone."""
-        if not self._sharded:
-            return self._weights(self.store, files[0])
         stores = [rank_store(self.store, own.rank) for own in self.ranks]
-        return WholeTensors(self.ranks, [self._weights(*of_rank) for of_rank in zip(stores, files, strict=True)])
-
-    def _weights(self, store: Store, entry: FileEntry) -> Mapping[str, Tensor]:
-        if store.streams:  # else a whole file might be fetched for one tensor of it
-            check_content(store, entry)
-        return FileTensors(store, entry)
+        of_ranks = [read_weights(*of_rank) for of_rank in zip(stores, files, self.ranks, strict=False)]
+        return WholeTensors(self.ranks, of_ranks) if self._sharded else of_ranks[0]
 
     @property
     def address(self) -> str:
@@ -219,7 +214,7 @@ class MemoryReader:
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:
-        return self._of_all([own.initial for own in self.ranks])
+        return self._of_all([own.initial for own in (self.ranks if self._sharded else self.ranks[:1])])
 
     @cached_property
     def final(self) -> Mapping[str, Tensor] | None:
@@ -277,9 +272,13 @@ class MemoryReader:
             sharded = range(manifest.ranks) if entry.shards else range(1)
             return sum((read(*what, shape=(0,), rank=rank) for rank in sharded[1:]), read(*what, shape=(0,)))
 
-        residual, moved = read(names.PROBE, shape=(2,)).unbind(1)
-        for rank in range(1, manifest.ranks if entry.shards else 1):  # each process looks after its own part
-            moved = (moved.long() | read(names.PROBE, shape=(2,), rank=rank)[:, 1].long()).double()
+        residual = read(names.PROBE, shape=(2,))[:, 0]
+        reasons = torch.zeros(self.steps, dtype=torch.int64)
+        for rank in range(manifest.ranks if entry.shards else 1):  # each process looks after its own part
+            logged = read(names.PROBE, shape=(2,), rank=rank)[:, 1]
+            if not ((logged >= 0) & (logged < 2 * max(names.MOVED))).all():
+                raise MemoryFormatError(f'The step log of layer "{layer}" in {self.address} is damaged.')
+            reasons |= logged.long()
         if manifest.ranks == 1:
             factor = {p: read(p, names.FACTOR) for p in entry.trained}
         else:
@@ -294,7 +293,7 @@ class MemoryReader:
         return StepLog(
             factor,
             residual,
-            moved,
+            reasons.double(),
             rule={p: read(p, names.RULE, shape=(len(manifest.log_fields),)) for p in ruled},
             probed={p: of_all(p, names.PROBED) for p in entry.trained},
         )
@@ -306,6 +305,8 @@ class MemoryReader:
         for name in (n.removeprefix(names.STATISTICS) for n in self.initial if n.startswith(names.STATISTICS)):
             logged = [s.tensor(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
             rows = [each for each in logged if each is not None]
+            if any(each.shape[1:] != self.initial[names.STATISTICS + name].shape for each in rows):
+                raise MemoryFormatError(f"The statistics {name!r} in {self.address} change their shape.")
             if len(rows) == len(logged):  # a memory that an older version began has none of its first steps
                 made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return made
@@ -313,17 +314,27 @@ class MemoryReader:
     @property
     def files(self) -> int:
         """How many files `damaged` reads."""
-        return sum(1 for _ in self._files())
+        return sum(1 for _ in self.every_file())
 
     def damaged(self, among: slice = slice(None)) -> list[str]:
         """Reads all files, or some, and compares them with their checksums; a sentence for each that has changed."""
         sentences = []
-        for store, entry in list(self._files())[among]:
+        for store, entry in list(self.every_file())[among]:
             try:
                 check_content(store, entry)
             except MemoryFormatError as error:
                 sentences.append(str(error))
         return sentences
+
+
+def read_weights(store: Store, entry: FileEntry, manifest: Manifest) -> Mapping[str, Tensor]:
+    """A file of weights, checked."""
+    if store.streams:  # else a whole file might be fetched for one tensor of it
+        check_content(store, entry)
+    tensors = FileTensors(store, entry)
+    for fault in faults_in_weights(manifest, tensors.layout):
+        raise MemoryFormatError(f"{store.describe(entry.file)}: {fault}.")
+    return tensors
 
 
 def _read_ranks(store: Store) -> list[Manifest]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,15 +20,17 @@ import numpy as np
 from jaxtyping import UInt8
 from torch import Tensor
 
-from spotlights.errors import UnsupportedError
-from spotlights.memory.files import FileTensors, read_manifest
+from spotlights.errors import MemoryFormatError, UnsupportedError
+from spotlights.memory.files import read_manifest
 from spotlights.memory.format import names
-from spotlights.memory.format.manifest import Manifest
-from spotlights.memory.reader import MemoryReader, Part, StepLog, joined
+from spotlights.memory.format.manifest import FileEntry, Manifest
+from spotlights.memory.reader import MemoryReader, Part, StepLog, joined, read_weights
 from spotlights.memory.store import LocalStore, Store
 
 T = TypeVar("T")
 _FOLDER, _ENDING = "recipes", ".memory"
+_STRETCH = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
+"""Nothing else in the directory is ever deleted."""
 _TRIES = 3
 
 
@@ -36,6 +39,9 @@ class StretchStore(LocalStore):
     """The files of one stretch. What is missing when it is read is made."""
 
     make: Callable[[], None] = field(default=lambda: None, compare=False, kw_only=True)
+
+    def describe(self, name: str) -> str:
+        return f"{super().describe(name)} (in the cache of a recipe: delete it, and it will be computed again)"
 
     def size(self, name: str) -> int:
         return self._made(name, lambda: LocalStore.size(self, name))
@@ -80,7 +86,7 @@ class StretchCache:
         A scan reads the stretches of a recipe in their order. Deleting the oldest, the next scan would find none.
         """
         with self._lock:
-            sizes = {path: _segment_bytes(path) for path in self._root.glob(f"*{_ENDING}")}
+            sizes = {p: _segment_bytes(p) for p in self._root.glob("*") if _STRETCH.fullmatch(p.name)}
             ages = {path: path.stat().st_mtime_ns for path in sizes if path.exists()}
             others = sorted((p for p in ages if p not in self._own), key=lambda path: ages[path])
             own = sorted((p for p in ages if p in self._own and p != made), key=lambda path: -ages[path])
@@ -106,7 +112,12 @@ def finished(store: Store, steps: int) -> Manifest | None:
     """The manifest of a stretch of so many steps that has been computed; its segments may be gone."""
     if not store.exists(names.MANIFEST):
         return None
-    manifest = read_manifest(store)[0]
+    try:
+        manifest = read_manifest(store)[0]
+    except MemoryFormatError:  # damaged: the stretch is computed again
+        with contextlib.suppress(OSError):  # no file at all: said when the stretch is written
+            store.delete(names.MANIFEST)
+        return None
     return manifest if manifest.recomputed is not None and manifest.steps == steps else None
 
 
@@ -142,7 +153,7 @@ class StretchReader(MemoryReader):
         return self._recipe.final
 
     def _initial_of(self, part: Part) -> Mapping[str, Tensor]:
-        return FileTensors(part.store, part.manifest.initial)
+        return read_weights(part.store, part.manifest.initial, part.manifest)
 
     def need_files(self) -> None:
         raise UnsupportedError(
@@ -150,12 +161,10 @@ class StretchReader(MemoryReader):
             "full memory first: memory.materialise(path)."
         )
 
-    @property
-    def files(self) -> int:
-        return self._recipe.files
-
-    def damaged(self, among: slice = slice(None)) -> list[str]:
-        return self._recipe.damaged(among)
+    def every_file(self) -> Iterator[tuple[Store, FileEntry]]:
+        yield from self._recipe.every_file()
+        for part in self._parts:
+            yield from ((part.store, entry) for entry in (part.manifest.initial, *part.manifest.segments))
 
     def checkpoints(self, layer: str, parameter: str) -> dict[int, set[str]]:
         start = f"{layer}/{parameter}/"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.dual_form import Adjoint, LinearStep, Side
+from spotlights.errors import MemoryFormatError
 
 State = dict[str, Tensor]
 """A parameter's optimizer state, by torch's names."""
@@ -97,7 +99,8 @@ class UpdateRule(ABC):
 
     def linear(self, step: Any, shape: tuple[int, ...]) -> LinearStep:
         """An active step of a parameter of this shape, given P."""
-        factors = self.factors(step, shape)
+        with self.sensible(step):
+            factors = self.factors(step, shape)
         if not self.scalar and step.fresh:  # there was no M before this step
             factors = {**factors, "w_m": 0.0, "w_pm": 0.0, "m_m": 0.0}
         decoupled = self.is_decoupled(step)
@@ -107,6 +110,16 @@ class UpdateRule(ABC):
             decay=0.0 if decoupled else step.weight_decay,
             sign=-1.0 if getattr(step, "maximize", 0.0) else 1.0,
         )
+
+    @contextmanager
+    def sensible(self, step: Any) -> Iterator[None]:
+        """Names logged settings that cannot be computed with: no optimizer has them."""
+        try:
+            yield
+        except (ArithmeticError, ValueError, RuntimeError) as error:  # torch's own, of what no float32 can hold
+            raise MemoryFormatError(
+                f"The step log is damaged: {self.name} cannot have made a step with {step}: {error}."
+            ) from error
 
     @abstractmethod
     def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from spotlights.errors import SettingError, UnsupportedError
+from spotlights.memory.files import writable
 from spotlights.memory.reader import MemoryReader
+from spotlights.memory.store.local import read_file
 from spotlights.query.engine import Engine, Threads
 from spotlights.query.plan import Plan
 from spotlights.query.reducers import MeansReducer, Reducer, TopReducer, TotalsReducer
@@ -74,7 +76,10 @@ class Shard(Engine):
             raise UnsupportedError("This question cannot be divided: ask for top or totals of scores or contributions.")
         described = {"number": self.number, "count": self.count, "memory": self._memory, "plans": self._plans}
         text = json.dumps({"format": _FORMAT, **described, "about": about})
-        save_file({name: t.contiguous() for name, t in self._tensors.items()}, path, metadata={"part": text})
+        tensors = {name: t.contiguous() for name, t in self._tensors.items()}
+        content = save(tensors, metadata={"part": text, "checksum": checksum_of_part(text, tensors)})
+        with writable(path):
+            Path(path).write_bytes(content)
 
 
 class Merged(Engine):
@@ -186,13 +191,24 @@ def _filled(reducer: Reducer, tensors: Mapping[str, Tensor], slots: int) -> Redu
     return reducer
 
 
+def checksum_of_part(text: str, tensors: Mapping[str, Tensor]) -> str:
+    checksum = xxhash.xxh3_64(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        checksum.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        checksum.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()
+
+
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            described = json.loads((file.metadata() or {}).get("part", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+        content = read_file(path).tobytes()
+        tensors = load(content)
+        stated = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        described = json.loads(stated.get("part", "null"))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise SettingError(f"{path} is not {_KIND}: {error}.") from None
+    if stated.get("checksum") != checksum_of_part(stated.get("part", ""), tensors):
+        raise SettingError(f"{path} is not {_KIND}, or was changed since: it does not have its checksum.")
     kinds = {"format": str, "number": int, "count": int, "memory": str, "plans": list}
     if not isinstance(described, dict) or described.get("format") != _FORMAT or "about" not in described:
         raise SettingError(f"{path} is not {_KIND}.")

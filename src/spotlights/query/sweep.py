@@ -122,7 +122,8 @@ class ParameterSweep:
                 state[name].zero_()
         g = linear.gradient(from_slots * self._factor[s], state.get(WEIGHTS))
         before = {} if used is None else {name: held.clone() for name, held in state.items()}
-        P = rule.precondition(logged, state, g)
+        with rule.sensible(logged):
+            P = rule.precondition(logged, state, g)
         if used is not None:
             P = P * used
             for name, held in before.items():

@@ -139,7 +139,8 @@ class ParameterPath:
             for name in self._states:
                 state[name] = torch.zeros_like(state[name])
         g = linear.gradient((from_slots * self._factor[s]).to(self.dtype), weights)
-        P: Factor = 1.0 if rule.scalar else rule.precondition(row, state, g)
+        with rule.sensible(row):
+            P: Factor = 1.0 if rule.scalar else rule.precondition(row, state, g)
         moment = state[rule.moment] if rule.moment else None
         state[WEIGHTS], moved = linear.advance(self.side, P, weights, moment, g)
         if moved is not None and rule.moment:

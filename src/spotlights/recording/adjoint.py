@@ -64,7 +64,7 @@ def sweep_back(
         if adjoint is None:
             adjoint = _Sweep(run, answer(run.model))
         for step in reversed(range(first, end)):
-            adjoint.back(run, source.step(step).batches, steps.pop(), values)
+            adjoint.back(run, step, source.step(step).batches, steps.pop(), values)
             told((bounds[-1] - step) / bounds[-1])
     assert adjoint is not None
     return Adjoint(values, adjoint.size() / adjoint.started)
@@ -133,7 +133,7 @@ class _Sweep:
         squares = [a.double().flatten(1).square().sum(dim=1) for a in self.weights.values()]
         return torch.stack(squares).sum(dim=0).sqrt()
 
-    def back(self, run: Rerun, batches: Sequence[Any], step: _Step, values: dict[int, Tensor]) -> None:
+    def back(self, run: Rerun, number: int, batches: Sequence[Any], step: _Step, values: dict[int, Tensor]) -> None:
         """From after a step to before it."""
         of_gradient = {name: self._through_update(name, type(run.optimizer).__name__, step) for name in step.gradients}
         parameters = dict(run.model.named_parameters())
@@ -145,7 +145,7 @@ class _Sweep:
         factors: list[float] | None = None
         for batch in batches:
             ids = batch.columns["example"]
-            losses = run.losses_of(batch, ids)
+            losses = run.losses_of(number, batch, ids)
             if losses.ndim != 1 or len(losses) != len(ids):
                 raise SettingError(
                     f"Exact replay needs one loss for each example: recompute= returned shape {tuple(losses.shape)} "

@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from spotlights.errors import ResumeError, SpotlightsWarning, UnsupportedError
+from spotlights.errors import ResumeError, SettingError, SpotlightsWarning, UnsupportedError
 from spotlights.memory.files import Committed, read_manifest
 from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
@@ -35,7 +35,9 @@ Told = Callable[[float], object]
 """Is told the share that is done."""
 
 
-def record(source: Source, store: Store, steps: range, told: Told = lambda share: None) -> float:
+def record(
+    source: Source, store: Store, steps: range, told: Told = lambda share: None, *, overwrite: bool = True
+) -> float:
     """Records some steps as a memory that counts from 0; returns how far off the weights were at most."""
     entry = source.reader.manifest.recipe
     assert entry is not None
@@ -48,7 +50,7 @@ def record(source: Source, store: Store, steps: range, told: Told = lambda share
         sample=1.0,
         sample_steps=1.0,
         resume=False,
-        overwrite=True,
+        overwrite=overwrite,
         segment_bytes=SEGMENT_BYTES,
     )
     run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
@@ -136,10 +138,12 @@ class Recomputation:
             )
         return reader
 
-    def record(self, store: Store, steps: range, told: Told) -> None:
+    def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""
+        if store.is_same_place(self.source.reader.store):
+            raise SettingError(f"{store} is the recipe itself. Choose another path for its slots.")
         with self._lock:
-            record(self.source, store, steps, told)
+            record(self.source, store, steps, told, overwrite=overwrite)
 
     def sweep_back(self, answer: Callable[[nn.Module], Tensor], told: Told) -> tuple[Adjoint, Sequence[str] | None]:
         """The derivative of some numbers with respect to each example's weight; and the names of examples."""

@@ -7,8 +7,9 @@ entries of the gradient that the recipe kept. At each checkpoint the weights are
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from spotlights.errors import SettingError, UnsupportedError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnsupportedError
 from spotlights.layers.adapter import unwrapped
+from spotlights.memory.files import check_content
 from spotlights.memory.format.recipe import (
     HEADER,
     MODEL,
@@ -42,6 +45,10 @@ LeftOut = Callable[[AnnouncedBatch, int], Bool[np.ndarray, "..."]]
 """Which examples of a batch of a step are left out."""
 _MISFIT = 0.01
 """A recomputed gradient that differs by more than this share from the recorded one is not that of the same loss."""
+MOST_THREADS = 1 << 10
+_OPTIMIZERS: dict[str, Any] = {
+    name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)
+}
 _NEIGHBOURS = 8
 """A factor is known up to rounding: so many of the numbers next to it are tried, until one fits bit for bit."""
 
@@ -55,11 +62,15 @@ class Source:
     loss: Loss
     make: MakeOptimizer | None
     """The optimizer's class; None for the one of `torch.optim` that has the recorded name."""
+    _whole: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps before which there is one."""
-        return [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
+        found = [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
+        if self.reader.segments and found[:1] != [0]:
+            raise MemoryFormatError(f"{self.reader.address} is damaged: it has no checkpoint before its first step.")
+        return found
 
     @property
     def names(self) -> Sequence[str] | None:
@@ -70,14 +81,38 @@ class Source:
     @property
     def bounds(self) -> list[int]:
         """Where stretches begin, and the last one ends."""
+        if not self.checkpoints:
+            raise UnsupportedError(f"{self.reader.address} is a recipe without steps: it has no slots yet.")
         return [*self.checkpoints, self.reader.steps]
 
     def segment(self, step: int) -> Segment:
-        return next(s for s in self.reader.segments if s.entry.first_step <= step < s.entry.end_step)
+        """The file of a step, compared with its checksum: a wrong number would spread over all steps that follow."""
+        segment = next(s for s in self.reader.segments if s.entry.first_step <= step < s.entry.end_step)
+        if segment.entry.file not in self._whole:
+            check_content(segment.store, segment.entry)
+            self._whole.add(segment.entry.file)
+        return segment
+
+    @contextmanager
+    def readable(self, step: int) -> Iterator[None]:
+        """Names the file in place of whatever goes wrong with what it holds."""
+        try:
+            yield
+        except SpotlightsError:
+            raise
+        except Exception as error:
+            file = self.reader.store.describe(self.segment(step).entry.file)
+            raise MemoryFormatError(
+                f"{file} holds a recipe that step {step} cannot be computed from: {type(error).__name__}: {error}."
+            ) from error
 
     def step(self, step: int) -> StepRecipe:
         segment = self.segment(step)
-        return read_step(segment.required, step - segment.entry.first_step)
+        with self.readable(step):
+            recipe = read_step(segment.required, step - segment.entry.first_step)
+            if not all("example" in batch.columns for batch in recipe.batches):
+                raise ValueError("a batch has no examples")
+            return recipe
 
     def moved_before(self, step: int) -> bool:
         """Whether the loop itself changed weights before a step, which cannot be computed again."""
@@ -92,14 +127,17 @@ class Rerun:
         self.step = step
         self.off = 0.0
         """How far weights were off at checkpoints, relative to them, at most."""
-        self._header = plain_data(source.segment(step).required(HEADER))
-        self.threads = int(self._header["threads"])
         with torch.inference_mode(False):
             self.model = copy.deepcopy(unwrapped(source.model))
-        self._load_weights(step)
-        self.optimizer = self._optimizer()
-        self._parameters = trained_parameters(self.model, self.optimizer)
-        self._load_state(step)
+        with source.readable(step):
+            self._header = plain_data(source.segment(step).required(HEADER))
+            self.threads = int(self._header["threads"])
+            if not 1 <= self.threads <= MOST_THREADS:
+                raise ValueError(f"it was recorded with {self.threads:,} threads")
+            self._load_weights(step)
+            self.optimizer = self._optimizer()
+            self._parameters = trained_parameters(self.model, self.optimizer)
+            self._load_state(step)
         self._strings = source.names
         self._checked = -1
 
@@ -126,9 +164,9 @@ class Rerun:
             parameter.requires_grad_(name in gradients)
             parameter.grad = None
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _optimizer(self) -> Optimizer:
         name = self._header["optimizer"]
-        make = self._source.make or getattr(torch.optim, name, None)
+        make = self._source.make or _OPTIMIZERS.get(name)
         if make is None:
             raise SettingError(
                 f"{self._source.reader.address} was trained with {name}, which is not one of torch.optim. Give its "
@@ -148,13 +186,15 @@ class Rerun:
         return optimizer
 
     def _load_state(self, step: int) -> None:
-        segment = self._source.segment(step)
+        segment, fused = self._source.segment(step), any(group.get("fused") for group in self.optimizer.param_groups)
         for name, parameter in self._parameters.items():
             state: dict[str, Any] = dict(self._header["state"].get(name, {}))
             prefix = f"{OPTIMIZER}{name}/"
             for stored in (n for n in segment.layout if n.startswith(prefix)):
                 key, tensor = stored.removeprefix(prefix), segment.required(stored)
                 of_parameter = tensor.numel() == parameter.numel() and key != "step"
+                if not of_parameter and tensor.numel() != 1 and fused:  # whose kernels trust the sizes
+                    raise ValueError(f"the state {key!r} of {name!r} has {tensor.numel():,} numbers")
                 if of_parameter and parameter.ndim:
                     like = torch.empty_like(parameter, dtype=parameter.dtype if tensor.is_floating_point() else None)
                     state[key] = like.copy_(tensor.reshape(parameter.shape))
@@ -168,14 +208,15 @@ class Rerun:
         if step not in self._source.checkpoints:
             return
         segment = self._source.segment(step)
-        pairs = ((t.detach(), segment.required(MODEL + n)) for n, t in named_tensors(self.model).items())
-        off = max(relative_difference(own, kept) for own, kept in pairs)
-        if off:
-            self._load_weights(step)
-            self.optimizer.state.clear()
-            self._load_state(step)
-            if not self._source.moved_before(step):
-                self.off = max(self.off, off)
+        with self._source.readable(step):
+            pairs = ((t.detach(), segment.required(MODEL + n)) for n, t in named_tensors(self.model).items())
+            off = max(relative_difference(own, kept) for own, kept in pairs)
+            if off:
+                self._load_weights(step)
+                self.optimizer.state.clear()
+                self._load_state(step)
+                if not self._source.moved_before(step):
+                    self.off = max(self.off, off)
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -188,9 +229,10 @@ class Rerun:
         for batch in recipe.batches:
             if recorder is not None:
                 recorder.announce(batch)
-            self._backward(batch, batch.columns["example"])
-        self._scale(step, recipe)
-        self._step(recipe)
+            self._backward(step, batch, batch.columns["example"])
+        with self._source.readable(step):
+            self._scale(step, recipe)
+        self._step(step, recipe)
 
     def take_without(self, step: int, left_out: LeftOut, clip: float | None) -> None:
         """Takes another step than the recorded one: without some of its examples; none at all if none are left."""
@@ -199,11 +241,11 @@ class Rerun:
         for batch in recipe.batches:
             ids = batch.columns["example"][~left_out(batch, step)]
             if ids.size:
-                self._backward(batch, ids)
+                self._backward(step, batch, ids)
         if any(p.grad is not None for p in self._parameters.values()):
             if clip is not None:
                 nn.utils.clip_grad_norm_(list(self._parameters.values()), clip)
-            self._step(recipe)
+            self._step(step, recipe)
 
     def other_factor(self, step: int, clip: float | None) -> float | None:
         """By what the recorded step's gradient was multiplied, if clipping does not do the same; changes nothing."""
@@ -211,7 +253,7 @@ class Rerun:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self.optimizer.zero_grad(set_to_none=True)
         for batch in recipe.batches:
-            self._backward(batch, batch.columns["example"])
+            self._backward(step, batch, batch.columns["example"])
         torch.set_rng_state(random)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
@@ -221,25 +263,35 @@ class Rerun:
         factors = [f for f in self._scale(step, recipe) if f is not None]
         return next((f for f in factors if abs(f - expected) > _MISFIT * expected), None)
 
-    def _backward(self, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
-        loss = self.losses_of(batch, ids)
+    def _backward(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
+        loss = self.losses_of(step, batch, ids)
         (loss if loss.ndim == 0 else loss.mean()).backward()
 
-    def losses_of(self, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> Tensor:
+    def losses_of(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> Tensor:
         """What the user's function gives for examples of a batch, with the random numbers that it had."""
-        if batch.random is not None:
-            torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
-        loss = self._source.loss(self.model, self._examples(ids))
+        with self._source.readable(step):
+            if batch.random is not None:
+                torch.set_rng_state(torch.from_numpy(batch.random.view(np.uint8)))
+            examples = self._examples(ids)
+        try:
+            loss = self._source.loss(self.model, examples)
+        except SpotlightsError:
+            raise
+        except Exception as error:
+            raise SettingError(
+                f"recompute= failed at step {step} of {self._source.reader.address}: {type(error).__name__}: {error}."
+            ) from error
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise SettingError(f"recompute= must return a loss with a gradient; it returned {loss!r}.")
         return loss
 
-    def _step(self, recipe: StepRecipe) -> None:
-        numbers = iter(recipe.options.tolist())
-        for group in self.optimizer.param_groups:
-            logged = {name: next(numbers) for name in option_numbers(group)}
-            group.update(options_of(logged, group))
-        self.optimizer.step()
+    def _step(self, step: int, recipe: StepRecipe) -> None:
+        with self._source.readable(step):
+            numbers = iter(recipe.options.tolist())
+            for group in self.optimizer.param_groups:
+                logged = {name: next(numbers) for name in option_numbers(group)}
+                group.update(options_of(logged, group))
+            self.optimizer.step()
 
     def _examples(self, ids: Shaped[np.ndarray, "..."]) -> Any:
         if self._strings is None:

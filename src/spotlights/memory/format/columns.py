@@ -91,7 +91,7 @@ class ColumnTable:
             raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
         known = self._kinds.get(name)
         if known == "int" and isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() <= 2:
-            return values.numpy().copy() if values.is_cpu else values.cpu().numpy()  # as nearly always
+            return _whole(name, values.numpy().copy() if values.is_cpu else values.cpu().numpy())  # as nearly always
         if isinstance(values, str) and known == "string" and values.isascii():
             return np.array(self.code(name, values), dtype=np.int64)
         array = _as_array(name, values)
@@ -104,10 +104,18 @@ class ColumnTable:
                 f'The column "{name}" has held {known} values so far and is now given {kind} values. '
                 "Use one type per column."
             )
-        if kind != "string":
-            return array.astype(np.int64 if kind == "int" else np.float64)
+        if kind == "int":
+            return _whole(name, array.astype(np.int64))
+        if kind == "float":
+            return array.astype(np.float64)
         flat = [self.code(name, str(text)) for text in array.reshape(-1).tolist()]
         return np.array(flat, dtype=np.int64).reshape(array.shape)
+
+
+def _whole(name: str, array: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+    if array.size and array.min() == MISSING_INT:
+        raise SettingError(f'The column "{name}" has the number {MISSING_INT}, which stands for missing values.')
+    return array
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
@@ -124,6 +132,8 @@ def _as_array(name: str, values: Any) -> np.ndarray:
                 inexact = [n for n in given if isinstance(n, int) and abs(n) > MAX_EXACT]
                 if inexact:
                     raise SettingError(f'The column "{name}" has {inexact[0]} among fractions, which cannot hold it.')
+        except SettingError:
+            raise
         except ValueError as error:
             raise SettingError(f'The column "{name}" is ragged: {error}.') from error
     if array.dtype.kind == "S":

@@ -25,6 +25,8 @@ def store_at(address: str | os.PathLike[str], cache: Cache | None = None) -> Sto
         cache: for what is read from a bucket; no other store needs one.
     """
     text = os.fspath(address)
+    if "\0" in text:
+        raise SettingError(f"{text!r} is no path: it has a character that ends a path.")
     if not isinstance(address, str):  # pathlib makes one slash of two
         text = re.sub(rf"^({'|'.join(SCHEMES)}):/(?!/)", r"\1://", text)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):

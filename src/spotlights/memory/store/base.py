@@ -32,6 +32,10 @@ class Store(ABC):
         """A file's address, for messages."""
         return f"{self}/{name}"
 
+    def is_same_place(self, other: Store) -> bool:
+        """Whether another store has its files at the same place: what is deleted in one is gone in the other."""
+        return self == other
+
     @abstractmethod
     def at(self, prefix: str) -> Store:
         """The store of those files whose names begin with `prefix/`, under the rest of their names."""

@@ -94,6 +94,9 @@ class BucketStore(Store):
     def __str__(self) -> str:
         return self.address
 
+    def is_same_place(self, other: Store) -> bool:
+        return isinstance(other, BucketStore) and self.address == other.address
+
     def at(self, prefix: str) -> BucketStore:
         self._key(prefix)
         return BucketStore(f"{self.address}/{prefix}", self.cache, self.patience)

@@ -1,14 +1,15 @@
 """A directory with bytes that were read from a bucket, so that the second question is answered at disk speed.
 
-A file holds one range of one object. Its name is a hash of the address, the range, and the checksum that the manifest
-has for the object, so a file never becomes stale. Several processes may share the directory. When it grows beyond its
-limit, the files that were not used for the longest time are deleted.
+A file holds one range of one object, and a checksum of that. Its name is a hash of the address, the range, and the
+checksum that the manifest has for the object, so a file never becomes stale; a damaged one does not count. Several
+processes may share the directory. When it grows beyond its limit, the files not used for the longest time are deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,12 @@ import numpy as np
 import xxhash
 from jaxtyping import UInt8
 
+from spotlights.memory.store.local import read_file
+
 LIMIT = 10 << 30
 _ENDING, _UNFINISHED = ".bytes", ".part"
+_OURS = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
+"""Nothing else in the directory is ever deleted."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,12 @@ class Cache:
         """The bytes that were kept under a key; None if there are none."""
         path = self._path(key)
         try:
-            content = np.fromfile(path, dtype=np.uint8)
+            content = read_file(path)
             os.utime(path)  # used now
-            return content if len(content) == size else None
         except OSError:
             return None
+        content, stated = content[:size], content[size:]
+        return content if len(content) == size and stated.tobytes() == _checksum(key, [content]) else None
 
     def put(self, key: str, blocks: Sequence[Any]) -> None:
         """Keeps bytes under a key, if the directory can take them."""
@@ -58,6 +64,7 @@ class Cache:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
                 file.writelines(memoryview(block) for block in blocks)
+                file.write(_checksum(key, blocks))
             os.replace(temporary, path)
             self._make_room(size)
         except OSError:  # a full disk; or deleted by another process
@@ -76,7 +83,7 @@ class Cache:
             kept, size = [], 0
             for entry in os.scandir(self.root):
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.name.endswith(_ENDING):
+                    if _OURS.fullmatch(entry.name):
                         kept.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
                         size += entry.stat().st_size
             for _, file_size, path in sorted(kept):
@@ -86,6 +93,13 @@ class Cache:
                     os.unlink(path)
                 size -= file_size
             _sizes[self.root] = size
+
+
+def _checksum(key: str, blocks: Sequence[Any]) -> bytes:
+    checksum = xxhash.xxh3_64(key.encode())
+    for block in blocks:
+        checksum.update(memoryview(block))
+    return checksum.digest()
 
 
 _sizes: dict[Path, int] = {}

@@ -69,6 +69,13 @@ class _OpenFile:
         return _identity(os.fstat(self._file)) == self.identity
 
 
+def read_file(path: str | Path) -> UInt8[np.ndarray, "bytes"]:
+    """All of a regular file; what is none raises an OSError instead of waiting."""
+    file = _OpenFile(os.fspath(path), None)
+    content = np.empty(file.size, dtype=np.uint8)
+    return content[: file.read(0, content.data)]
+
+
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -118,6 +125,9 @@ class LocalStore(Store):
 
     def __reduce__(self) -> tuple[type[LocalStore], tuple[Path]]:
         return LocalStore, (self.root,)
+
+    def is_same_place(self, other: Store) -> bool:
+        return isinstance(other, LocalStore) and os.path.realpath(self.root) == os.path.realpath(other.root)
 
     def at(self, prefix: str) -> LocalStore:
         self._place(prefix)
