@@ -20,11 +20,12 @@ import time
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from zoo import ARCHITECTURES, Setup
+from zoo import ARCHITECTURES, Setup, vision
 
 import spotlights as sl
 
@@ -44,20 +45,29 @@ COLUMNS = {
     "ratio": "step time",
     "bytes": "bytes per example",
 }
+VERSIONS = ("torch", "transformers", "peft")
 HEAD = f"""# Architectures
 
 What recording gives for networks as users write them. Made by `python benchmarks/architectures.py`: small random data,
-{STEPS} steps, float32, one thread.
+{STEPS} steps, float32, one thread, VERSIONS_HERE.
 
-- *recorded*: the share of the trained numbers that belong to layers with slots.
+- *recorded*: the share of the trained numbers that belong to layers with slots. "By gradient": of these, the share in
+  parameters that no kind of layer knows (class tokens, stacked experts, the factors of a weight norm). Such a parameter
+  has one slot for each step, its gradient, which belongs to no example: sums are whole, and no example is named.
 - *of the change*: the largest part of a layer's change that the slots miss; {OF_THE_CHANGE:.0e} is rounding. Where
   it is more, `verify` says why: see below the table.
 - *initial + Σ = output*: the difference for one test input, in the layer that answers, and what the result says.
 - *influence*, *suspects*: seconds for the first answer.
-- *step time*: the quickest recorded step over the quickest plain one, of a few; without what is written at the end.
-  Of steps of a few milliseconds, on a machine that does other work too, this is a rough number;
+- *step time*: the processor's time of the quickest recorded step over that of the quickest plain one, of a few, with
+  the milliseconds of the plain one. What is written at the end is left out. A layer costs some tenths of a millisecond
+  whatever its size, so that the ratios of these tiny networks are large; below the table is one of full size.
   `benchmarks/networks.py` measures the cost of recording with care.
-- *bytes per example*: of keys and errors, for each step.
+- *bytes per example*: of keys and errors, for each step. Of a language model, nearly all of that are the errors of its
+  output layer: one number for each position and each token of the vocabulary, 4 · 12 · 50,257 bytes for the texts of 12
+  tokens here. Such an error is `softmax(logits) − one-hot` under the usual loss: it has as many numbers as there are
+  tokens, and none of them is zero. Keys and errors of an embedding are token numbers and short rows, whatever the
+  vocabulary. `keep="recipe"` stores no errors at all and computes them again when a question is asked
+  ([recipes](recipes.md)); `dtype="float16"` halves, `sample=0.1` keeps a tenth.
 """
 
 
@@ -103,7 +113,7 @@ def measure(name: str) -> None:
                 return
         print(json.dumps({"said": [str(w.message) for w in caught if issubclass(w.category, sl.SpotlightsWarning)]}))
         _ask(setup, sl.open(path), cells)
-        cells.fill("ratio", lambda: f"{min(recorded) / min(plain):.1f}")
+        cells.fill("ratio", lambda: f"{min(recorded) / min(plain):.1f} ({1000 * min(plain):.2g} ms)")
         stored = sum(file.stat().st_size for file in (path / "segments").rglob("*"))
         cells.fill("bytes", lambda: f"{stored / (STEPS * setup.batch_size):,.0f}")
 
@@ -118,11 +128,11 @@ def _record(setup: Setup, path: Path, seconds: list[float]) -> None:
 
 def _timed(setup: Setup, recorder: sl.Recorder | None) -> float:
     ids = torch.randint(setup.examples, (setup.batch_size,))
-    start = time.perf_counter()
+    start = time.process_time()
     if recorder is not None:
         recorder.batch(**setup.columns(ids))
     setup.step(ids)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _ask(setup: Setup, memory: sl.Memory, cells: Cells) -> None:
@@ -146,6 +156,9 @@ def _recorded(memory: sl.Memory, setup: Setup) -> str:
     names = info["not recorded"]
     notes = [f"without slots: {_some(empty)}"] if empty else []
     notes += [f"not: {_some(list(names))}"] if names else []
+    single = sum(layer.out_features for layer in memory.layers.values() if layer.kind == "parameter" and layer.trained)
+    if single:
+        notes.append(f"{100 * single / max(info['trained parameters'], 1):.2g} % by gradient")
     return f"{share:g} %" + (f" ({'; '.join(notes)})" if notes else "")
 
 
@@ -213,6 +226,21 @@ def row_of(name: str, limit: float) -> dict[str, Any]:
     return cells
 
 
+def full_size() -> str:
+    """The step time of a ResNet-18 as wide as torchvision's: recorded and plain steps, taken in turns."""
+    model = vision.ResNet18(width=64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    setup = vision.classifier(model, optimizer, "fc", size=64)
+    setup.batch_size = 16
+    plain, recorded = list[float](), list[float]()
+    for _ in range(3):
+        plain += [_timed(setup, None) for _ in range(2)]
+        with tempfile.TemporaryDirectory() as folder, sl.record(model, optimizer, Path(folder) / "m") as recorder:
+            recorded += [_timed(setup, recorder) for _ in range(2)]
+    ratio = f"{min(recorded) / min(plain):.2f} ({1000 * min(plain):.0f} ms)"
+    return f"A ResNet-18 of full width (64 channels first) on 16 images of 64 × 64 has a step time of {ratio}."
+
+
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The rows as a table in Markdown."""
     lines = ["| architecture | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " --- |" * len(COLUMNS)]
@@ -246,7 +274,8 @@ def main() -> None:
         rows[name] = row_of(name, settings.limit)
         took = time.perf_counter() - start
         print(f"{name}: {rows[name]} ({took:.0f} s)", file=sys.stderr, flush=True)
-    page = f"{HEAD}\n{table(rows)}\n\n{reasons(rows)}\n"
+    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    page = f"{HEAD.replace('VERSIONS_HERE', versions)}\n{table(rows)}\n\n{full_size()}\n\n{reasons(rows)}\n"
     print(page)
     if not settings.only:
         PAGE.write_text(page)

@@ -1,6 +1,7 @@
 """Claims about the `spotlights` command, and about a package that imports what it needs when it is needed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -331,6 +332,22 @@ def test_the_working_directory_s_settings_name_the_subject(here: Path):
     assert spotlights("top", tables.trained()[0], 4).exit_code == 0
     (here / "spotlights.toml").write_text("subject = 3")
     assert 'subject = "FILE.py:NAME"' in spotlights("top", tables.trained()[0], 4).stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users here")
+def test_settings_that_another_user_left_where_all_may_write_are_not_run(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "evil.py").write_text("raise SystemExit('executed')")
+    (here / "spotlights.toml").write_text('subject = "evil.py:subject"')
+    mode, user = here.stat().st_mode, os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    here.chmod(0o777)
+    try:
+        result = spotlights("top", tables.trained()[0], 4)
+    finally:
+        here.chmod(mode)
+    assert result.exit_code == 2
+    assert "executed" not in result.output
+    assert "belongs to another user" in " ".join(result.stderr.split())
 
 
 def test_nothing_inside_a_memory_is_executed(here: Path, tmp_path_factory: pytest.TempPathFactory):

@@ -263,6 +263,9 @@ class Memory:
         """What the memory is, as a table."""
         return MemoryInfo(self._known if "view" not in self.__dict__ else self.view)
 
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
         manifest = self._known.reader.manifest

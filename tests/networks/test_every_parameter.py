@@ -496,6 +496,18 @@ def test_a_large_parameter_that_nobody_knows_is_named_with_its_reason(tmp_path):
     assert re.search(r"table.{0,120}because", words(done.heard)), done.heard
 
 
+def test_a_large_parameter_is_recorded_by_its_gradient_if_it_is_named(tmp_path):
+    class Rotating(Large):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.mean(dim=1)) + self.table.cos()[:, :CLASSES].sum(dim=0)
+
+    done = run(Rotating(), sgd(), tmp_path / "m", classify(X), compare=True, layers=["*.table", "head"])
+    assert_all_recorded(done)
+    assert done.memory.layers["rotating.table"].slots == done.memory.steps
+    alone = run(Rotating(), sgd(), tmp_path / "alone", classify(X), layers="head")
+    assert "rotating.table" not in alone.memory.layers
+
+
 # -- coverage ----------------------------------------------------------------------------------------------------------
 
 
@@ -566,8 +578,9 @@ def test_one_table_says_of_each_parameter_what_becomes_of_it(tmp_path):
     done = run(Several(), sgd(1e-4), tmp_path / "m", classify(X))
     for told in (words(done.heard), words(done.memory.info)):
         assert re.search(r"frozen\.weight.{0,80}frozen", told), told
-        assert re.search(r"head\.weight.{0,80}recorded", told), told
         assert re.search(r"table.{0,80}not recorded.{0,120}because", told), told
+    assert re.search(r"head\.weight.{0,80}recorded", words(done.heard)), done.heard
+    assert done.memory.info.as_dict()["parameters"]["head.weight"] == "recorded"
 
 
 def test_bytes_per_example_are_announced_at_the_first_step(tmp_path):

@@ -36,7 +36,9 @@ class Commands(TyperGroup):
             engine = os.environ.get("SPOTLIGHTS_ENGINE", "")
             try:
                 return super().invoke(ctx)
-            except SpotlightsError as error:
+            except BrokenPipeError:  # who reads the output has had enough
+                raise
+            except (SpotlightsError, OSError) as error:  # an --out that is full, read-only or no folder
                 _say(str(error), "red")
                 raise typer.Exit(2) from None
             finally:

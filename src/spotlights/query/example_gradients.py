@@ -219,9 +219,11 @@ class LayerGradients:
         gram = torch.zeros(examples, len(landmarks), dtype=torch.float64)
         diagonal = torch.zeros(examples, dtype=torch.float64)
         if self._pairs is None:
-            for _, flat in self._blocks():
-                diagonal += flat.square().sum(dim=1)
-                gram += flat @ flat[landmarks].T
+            every = torch.equal(landmarks, torch.arange(examples))
+            for _, flat in self._blocks():  # hundreds of MB: no copy of it is made unless it has to be
+                products = flat @ (flat if every else flat[landmarks]).T
+                diagonal += products.diagonal() if every else torch.linalg.vector_norm(flat, dim=1).double().square()
+                gram += products
         else:
             self._add_pairs(gram, diagonal, landmarks, self._pairs)
         mean = float(diagonal.mean())

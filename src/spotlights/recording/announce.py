@@ -10,8 +10,8 @@ import numpy as np
 from spotlights.errors import SpotlightsWarning
 from spotlights.memory.slots import StepRecord
 
-_LARGE = 10e6
-"""From that many bytes per example on, a warning instead of a line in the log."""
+_LARGE, _LARGE_RUN = 10e6, 20e9
+"""From that many bytes per example, or per 1,000 steps, on: a warning instead of a line in the log."""
 _LAYERS_SHOWN = 3
 
 
@@ -24,10 +24,11 @@ def announce_bytes(record: StepRecord) -> bool:
     examples = max(_examples(record), default=0)
     first = sorted(of_layer, key=lambda name: -of_layer[name])[:_LAYERS_SHOWN]
     shares = ", ".join(f"{name} {of_layer[name] / total:.0%}" for name in first)
-    per = f"{_size(total / examples)} per example, {_size(total)} per step" if examples else f"{_size(total)} per step"
-    text = f"Slots take {per}, {_size(1000 * total)} per 1,000 steps ({shares})."
-    if examples and total / examples >= _LARGE:
-        hint = 'Smaller: layers=…, dtype="float16" or "int8", sample=….'
+    per = f"{size_in_words(total)} per step"
+    per = f"{size_in_words(total / examples)} per example, {per}" if examples else per
+    text = f"Slots take {per}, {size_in_words(1000 * total)} per 1,000 steps ({shares})."
+    if (examples and total / examples >= _LARGE) or 1000 * total >= _LARGE_RUN:
+        hint = 'Smaller: keep="recipe", layers=…, dtype="float16" or "int8", sample=….'
         warnings.warn(f"{text} {hint}", SpotlightsWarning, stacklevel=5)
     else:
         logging.getLogger("spotlights").info("%s", text)
@@ -43,7 +44,7 @@ def _examples(record: StepRecord) -> list[int]:
     return counts
 
 
-def _size(nbytes: int | float) -> str:
+def size_in_words(nbytes: int | float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}" if nbytes < 999.5 * size else f"{nbytes / size:,.0f} {unit}"

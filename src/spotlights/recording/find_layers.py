@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -20,6 +20,7 @@ from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterA
 from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
+from spotlights.recording.announce import size_in_words
 from spotlights.recording.hooks import ModuleHooks, RecordedMap
 from spotlights.recording.layer import RecordedLayer, WeightUser
 from spotlights.recording.optimizers import Optimizers
@@ -73,14 +74,16 @@ def find_layers(
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     patterns = settings.patterns
     weights = _find_weights(model, settings)
-    names = [name for weight in weights for name in weight.names]
+    known = {id(part.parameter) for w in weights for u in w.users for part in u.linear.parameters.values()}
+    others = list(_unknown_parameters(model, known, trained))
+    names = [*(name for weight in weights for name in weight.names), *(user.name for user in others)]
     unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
     if unknown or (patterns is not None and not patterns):
         raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     layers: dict[str, RecordedLayer] = {}
     hooks: dict[nn.Module, ModuleHooks] = {}
     for weight in weights:
-        if patterns is not None and not any(fnmatchcase(name, p) for name in weight.names for p in patterns):
+        if patterns is not None and not _matches(patterns, weight.names):
             continue
         users = weight.same_view
         transposed = weight.transposed_view if settings.keeps_errors else []  # there, an error is a key
@@ -89,23 +92,28 @@ def find_layers(
         for user in (*users, *transposed):
             of_module = hooks.setdefault(user.module, ModuleHooks(user.module, user.adapter))
             of_module.maps[user.map_name] = RecordedMap(layer, user.path, transposed=user in transposed)
-    if settings.keeps_errors and patterns is None:
+    if patterns is None:
         covered = {id(p) for layer in layers.values() for p in layer.parameters.values()}
         limit = gradient_limit(layer.entry() for layer in layers.values())
-        users = _unknown_parameters(model, covered, trained, limit)
-        # First, so that the last layer of a memory is one that computes something.
-        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in users} | layers
+        others = [user for user in _unknown_parameters(model, covered, trained) if user.numbers <= limit]
+    if settings.keeps_errors:  # first, so that the last layer of a memory is one that computes something
+        named = [user for user in others if patterns is None or _matches(patterns, [user.name])]
+        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in named} | layers
     return layers, list(hooks.values())
 
 
+def _matches(patterns: Sequence[str], names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
 def gradient_limit(entries: Iterable[LayerEntry]) -> int:
-    """How many numbers a parameter may have that is recorded by its gradient."""
+    """How many numbers a parameter may have that is recorded by its gradient, unless `layers=` names it."""
     known = [entry for entry in entries if entry.kind != ParameterAdapter.kind]
     return max(_MOST_NUMBERS, _MOST_ROWS * sum(entry.in_features + entry.out_features for entry in known))
 
 
-def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int], limit: int) -> Iterator[WeightUser]:
-    """Small parameters that the optimizer trains, and that no recorded layer has."""
+def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int]) -> Iterator[WeightUser]:
+    """Parameters that the optimizer trains, and that no recorded layer has."""
     adapter, seen = adapter_named(ParameterAdapter.kind), set(covered)
     assert adapter is not None
     for path, module in model.named_modules():
@@ -113,7 +121,7 @@ def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int], 
         for name, linear in adapter.maps(module).items():
             parameter = linear.weights["weight"].parameter
             wanted = id(parameter) in trained and id(parameter) not in seen and not refused
-            if wanted and parameter.requires_grad and 0 < parameter.numel() <= limit:
+            if wanted and parameter.requires_grad and parameter.numel():
                 seen.add(id(parameter))
                 yield WeightUser(path or class_of(module).__name__.lower(), module, adapter, name, linear)
 
@@ -225,4 +233,8 @@ def _why(module: nn.Module, parameter: nn.Parameter, settings: RecordingSettings
     unknown = f"no adapter knows how {class_of(module).__name__} uses it"
     if not settings.keeps_errors:
         return f"{unknown}, and there are no errors (errors=False, fold=) to record its gradient with"
-    return f"{unknown}, and {parameter.numel():,} numbers are more than the {limit:,} that a gradient may have"
+    size = size_in_words(parameter.numel() * parameter.element_size())
+    return (
+        f"{unknown}, and {parameter.numel():,} numbers are more than the {limit:,} that a gradient may have unasked "
+        f"(layers= records it by its gradient if it names it: {size} a step)"
+    )

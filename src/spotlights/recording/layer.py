@@ -54,6 +54,10 @@ class WeightUser:
     def name(self) -> str:
         return f"{self.path}.{self.map_name}" if self.map_name else self.path
 
+    @property
+    def numbers(self) -> int:
+        return sum(part.value.numel() for part in self.linear.weights.values())
+
 
 class RecordedLayer:
     """Collects the slots of one linear map, for all modules that use its weight."""
@@ -273,7 +277,7 @@ class RecordedLayer:
         if self._users[0].adapter.last_resort:
             pending = self._gradient_slot(next(iter(given.values())), loss_scale)
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
-        blocks = self._probe.cut(kept, loss_scale)
+        blocks = self._probe.cut(kept, loss_scale, _some_tokens(pending))
         return ([] if blocks is None else pending), blocks
 
     def _gradient_slot(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
@@ -406,8 +410,14 @@ class Probe:
         self._features = {name: _blocks(count, FEATURES) for name, count in linear.columns.items()}
         self._steps = 0
 
-    def cut(self, gradients: Mapping[str, Tensor], loss_scale: float) -> dict[str, GradientBlock] | None:
-        """A block of each gradient, given as matrix or vector, that is not all zero; None if all gradients are zero."""
+    def cut(
+        self, gradients: Mapping[str, Tensor], loss_scale: float, tokens: Sequence[tuple[int, int]] = ()
+    ) -> dict[str, GradientBlock] | None:
+        """A block of each gradient, given as matrix or vector, that is not all zero; None if all gradients are zero.
+
+        `tokens`: units (0) or features (1) that the step's slots have used, by number. Of a large vocabulary, most
+        others have no gradient.
+        """
         self._steps += 1
         cut: dict[str, GradientBlock] = {}
         any_used = False
@@ -423,6 +433,12 @@ class Probe:
                 features = self._features[name]
                 block = (units, features[(turn + turn // len(self._units)) % len(features)])
             numbers = self._numbers(gradient, block, loss_scale)
+            for axis, token in tokens if name in self._features else ():
+                if numbers.any():
+                    break
+                around = _around((self._units, self._features[name])[axis], token)
+                block = (around, block[-1]) if axis == 0 else (block[0], around)
+                numbers = self._numbers(gradient, block, loss_scale)
             if not (numbers.size and numbers.item(0)) and not numbers.any():
                 if not bool(gradient.any()):
                     cut[name] = GradientBlock(numbers, None)
@@ -449,8 +465,8 @@ class Probe:
         chosen = turn % len(tokens)
         if not bool(values[chosen, of_unit].any()):
             chosen, unit = divmod(int(values.abs().argmax()), values.shape[1])
-            of_unit = next(block for block in self._units if block.start <= unit < block.stop)
-        block = next(block for block in features if block.start <= int(tokens[chosen]) < block.stop)
+            of_unit = _around(self._units, unit)
+        block = _around(features, int(tokens[chosen]))
         inside = (tokens >= block.start) & (tokens < block.stop)
         numbers[tokens[inside] - block.start] = values[inside][:, of_unit]
         return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), (of_unit, block))
@@ -459,10 +475,7 @@ class Probe:
         """The block with the largest entry of a gradient."""
         index = np.unravel_index(int(gradient.detach().abs().argmax()), tuple(gradient.shape))
         choices = [self._units, *([self._features[name]] if name in self._features else [])]
-        return tuple(
-            next(block for block in blocks if block.start <= i < block.stop)
-            for blocks, i in zip(choices, index, strict=True)
-        )
+        return tuple(_around(blocks, int(i)) for blocks, i in zip(choices, index, strict=True))
 
     def _numbers(self, gradient: Float[Tensor, "..."], block: tuple[slice, ...], loss_scale: float) -> np.ndarray:
         # numpy: for so few numbers, calling a torch operation takes longer than the operation.
@@ -485,7 +498,9 @@ class ShardProbe:
         self._shards = layer.shards
         self._sums = {name: [random_sums(size) for size in shard.matrix_shape] for name, shard in self._shards.items()}
 
-    def cut(self, gradients: Mapping[str, Tensor], loss_scale: float) -> dict[str, GradientBlock] | None:
+    def cut(
+        self, gradients: Mapping[str, Tensor], loss_scale: float, tokens: Sequence[tuple[int, int]] = ()
+    ) -> dict[str, GradientBlock] | None:
         """This process' part of the sums of each gradient, given as its shard of a matrix or vector."""
         cut = {}
         for name, gradient in gradients.items():
@@ -499,6 +514,22 @@ class ShardProbe:
             numbers = (sums * float(shard.first) / loss_scale).cpu().numpy()
             cut[name] = GradientBlock(numbers, ())
         return cut
+
+
+def _some_tokens(pending: Sequence[Rows]) -> list[tuple[int, int]]:
+    """A few tokens that slots have used, each with its axis of the weight: 1 for keys, 0 for errors."""
+    found = []
+    for rows in pending[:2]:
+        for axis, numbers in ((1, rows.keys), (0, rows.errors)):
+            if isinstance(numbers, SparseRows) and len(numbers):
+                spread = numbers.places[:: max(1, len(numbers) // 4)][:4]
+                found += [(axis, int(token)) for token in spread.max(dim=1).values if token >= 0]
+    return found
+
+
+def _around(blocks: Sequence[slice], number: int) -> slice:
+    """The block that has a unit, or a feature."""
+    return blocks[number // (blocks[0].stop - blocks[0].start)]
 
 
 def _blocks(size: int, step: int) -> list[slice]:

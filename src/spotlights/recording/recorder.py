@@ -76,7 +76,8 @@ def record(
             optimizers. Each parameter follows its own one. A step of the memory is what happens between two backward
             passes: one step of each optimizer at most.
         path: the directory to write, or an address in a bucket: `s3://bucket/run.memory`, `gs://…`, `az://…`.
-        layers: names or patterns (`"layers.*"`) of the layers to record; all by default.
+        layers: names or patterns (`"layers.*"`) of the layers to record; all by default. A parameter that no kind of
+            layer knows is recorded by its gradient of each step if it is small, or if a pattern has its name.
         dtype: how keys and errors are stored. None stores each layer in the type of its weights: float64 as float64,
             everything else as float32, which represents float16 and bfloat16 exactly. "float64" and "float32" can be
             forced. "float16" and "int8" (one scale per row) are smaller; answers are then approximate and say so.
