@@ -21,7 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 
 FIRST_VIEWS, MOVES, USERS = 10, 100, 8
 
-# Until the examples, the figures and the layer's time are drawn; the other layers' times follow.
+# Until the examples and the figures are drawn.
 VIEW = """async (query) => {
   const started = performance.now();
   location.hash = `#q=${encodeURIComponent(query)}`;
@@ -66,7 +66,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.goto(url)
-            page.wait_for_function("() => document.body.dataset.complete === location.hash")
+            page.wait_for_function("() => document.body.dataset.shown === location.hash")
             _say("first view of a query", _views(page))
             _say("move of a mask", _moves(page))
             browser.close()
@@ -81,7 +81,7 @@ def _views(page: Page) -> list[float]:
     taken = []
     for number in range(FIRST_VIEWS):
         taken.append(page.evaluate(VIEW, f"test:{60_100 + number}"))
-        page.wait_for_function("() => document.body.dataset.complete === location.hash")
+        page.wait_for_function("() => document.body.dataset.shown === location.hash")
     return taken
 
 

@@ -159,3 +159,41 @@ def test_any_subject_that_can_train_again_can_be_checked(memory: tuple[Path, lis
     assert threes.estimate > 0
     with pytest.raises(sl.SettingError, match="how to train again"):
         retrain_check.retrain_check(sl.Subject(path, **given), "label=3")
+
+
+def test_decisions_of_an_audit_are_read_back_and_retrained_with(memory: tuple[Path, list[int]], tmp_path: Path):
+    path, _ = memory
+    digits = datasets.load("digits").train
+    images, labels, ids = digits.images[:200].flatten(1) / 255, digits.labels[:200], digits.ids[:200]
+    one, two, three = sl.open(path).distinct("example")[:3]
+    rows = [
+        {"example": one, "decision": "drop", "given": 1, "label": None},
+        {"example": two, "decision": "relabel", "given": 1, "label": 7},
+        {"example": three, "decision": "keep", "given": 1, "label": None},
+    ]
+    (tmp_path / "decisions.json").write_text(json.dumps({"memory": "x", "decisions": rows}))
+    (tmp_path / "decisions.csv").write_text(
+        f"example,decision,given,label\n{one},drop,1,\n{two},relabel,1,7\n{three},keep,1,\n"
+    )
+    read = [sl.Decisions.read(tmp_path / name) for name in ("decisions.json", "decisions.csv")]
+    assert read[0] == read[1]
+    assert (read[0].dropped, read[0].relabelled) == ([one], {two: 7})
+    asked = []
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def retrain(examples, relabelled):
+        asked.append((examples, relabelled))
+        return sl.open(path).primal(model)
+
+    def without(examples):
+        asked.append(sorted(examples))
+        return sl.open(path).primal(model)
+
+    given = {"model": lambda memory: memory.primal(model), "inputs": images, "labels": labels, "ids": ids}
+    retrain_check.retrain_check(sl.Subject(path, **given, retrain=retrain), read[0])
+    retrain_check.retrain_check(sl.Subject(path, **given, retrain=without), read[0])
+    assert asked == [([one], {two: 7}), sorted([one, two])]
+    (tmp_path / "other.json").write_text('{"decisions": [{"example": 1, "decision": "burn"}]}')
+    with pytest.raises(sl.SettingError, match="as the explorer's audit exports them"):
+        sl.Decisions.read(tmp_path / "other.json")
+    assert sl.Subject(path, decisions=tmp_path / "decisions.csv").decisions == read[0]
