@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import spotlights as sl
 from spotlights.cli import app
 from spotlights_paper.experiments.truth import settings as truth_settings
-from spotlights_paper.experiments.truth.data import Data, Rows, margins
+from spotlights_paper.experiments.truth.data import Data, ExampleRows, margins
 from spotlights_paper.experiments.truth.harness import evaluate
 from spotlights_paper.experiments.truth.margins import Margins
 from spotlights_paper.experiments.truth.mislabelled import auc, flipped, precision_at
@@ -31,8 +31,8 @@ def toy(optimizer: str = "sgd") -> tuple[Setting, Data]:
     generator = torch.Generator().manual_seed(0)
     inputs, tests = torch.randn(40, 6, generator=generator), torch.randn(7, 6, generator=generator)
 
-    def rows(inputs: torch.Tensor) -> Rows:
-        return Rows(inputs, inputs[:, :3].argmax(dim=1), torch.arange(len(inputs)))
+    def rows(inputs: torch.Tensor) -> ExampleRows:
+        return ExampleRows(inputs, inputs[:, :3].argmax(dim=1), torch.arange(len(inputs)))
 
     return setting, Data(rows(inputs), rows(tests), ("a", "b", "c"))
 
