@@ -43,6 +43,7 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "steps": memory.steps,
         "slots": len(memory),
         "optimizer": known["optimizer"],
+        "observed": memory.observed,
         "layers": [
             {"name": name, "in": info.in_features, "out": info.out_features, "slots": info.slots}
             for name, info in opened.layers.items()

@@ -43,7 +43,7 @@ class Rebuilt:
     outputs: Float[Tensor, "steps outputs"]
 
 
-class Job(threading.Thread):
+class HistoryJob(threading.Thread):
     """One sweep back over all of training."""
 
     def __init__(self, explorer: Explorer, query: Query, numbers: tuple[int, ...]) -> None:
@@ -100,7 +100,7 @@ def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[
             if running is not None:  # one at a time: a sweep takes all cores
                 raise Preparing(0.0)
             jobs.clear()
-            job = jobs[key] = Job(explorer, query, numbers)
+            job = jobs[key] = HistoryJob(explorer, query, numbers)
     job.asked = time.monotonic()
     job.join(PATIENCE)
     if job.problem is not None:

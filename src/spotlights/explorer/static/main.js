@@ -128,7 +128,7 @@ function badges({ masks, verified, recording, outdated }) {
   } else if (masks !== null) {
     fill($("badges"), explain(h("span", { class: "badge wait" }, `verifying … ${Math.round(100 * masks)} %`), "Adding up every slot, to compare the sum with the trained network."));
   } else {
-    fill($("badges"), explain(h("span", { class: "badge wait" }, "scores only"), run.no_masks));
+    fill($("badges"), explain(h("span", { class: "badge wait" }, run.observed ? "observed: estimates" : "scores only"), run.no_masks));
   }
 }
 
