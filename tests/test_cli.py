@@ -15,6 +15,7 @@ import spotlights as sl
 import tables
 from demos import small_demo
 from spotlights.cli import app
+from spotlights.cli.options import progress_bar
 from spotlights_paper.experiments import demo
 
 COMMANDS = (
@@ -415,3 +416,10 @@ def test_the_reference_page_is_what_the_commands_say():
     import cli_reference
 
     assert (docs / "cli.md").read_text(encoding="utf-8") == cli_reference.reference(), "run: make docs"
+
+
+def test_progress_is_a_line_for_each_tenth_where_nobody_watches(capsys: pytest.CaptureFixture[str]):
+    with progress_bar("Working") as told:
+        for share in (0.05, 0.1, 0.15, 0.5, 1.0):
+            told(share)
+    assert capsys.readouterr().err.splitlines() == ["Working: 10 %", "Working: 50 %", "Working: 100 %"]
