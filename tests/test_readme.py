@@ -82,3 +82,7 @@ def test_every_command_the_readme_names_exists():
 
 def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(NUMBER, text)]
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").split()) < 700
