@@ -6,6 +6,7 @@ spotlights demo && python benchmarks/explorer.py runs/demo
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import re
 import shutil
@@ -21,7 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 
 FIRST_VIEWS, MOVES, USERS = 10, 100, 8
 
-# Until the examples, the figures and the layer's time are drawn; the other layers' times follow.
+# Until the examples and the figures are drawn.
 VIEW = """async (query) => {
   const started = performance.now();
   location.hash = `#q=${encodeURIComponent(query)}`;
@@ -66,9 +67,10 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.goto(url)
-            page.wait_for_function("() => document.body.dataset.complete === location.hash")
+            page.wait_for_function("() => document.body.dataset.shown === location.hash")
             _say("first view of a query", _views(page))
             _say("move of a mask", _moves(page))
+            _map(page, url)
             browser.close()
         print(f"server: {_memory(server.pid)}")
         _users(url, given.seconds)
@@ -81,8 +83,26 @@ def _views(page: Page) -> list[float]:
     taken = []
     for number in range(FIRST_VIEWS):
         taken.append(page.evaluate(VIEW, f"test:{60_100 + number}"))
-        page.wait_for_function("() => document.body.dataset.complete === location.hash")
+        page.wait_for_function("() => document.body.dataset.shown === location.hash")
     return taken
+
+
+def _map(page: Page, url: str) -> None:
+    """How long each frame takes while the points of the map move to their places in another layer."""
+    page.goto(f"{url}#q=test%3A60008&view=map")
+    page.wait_for_function("() => document.body.dataset.shown === location.hash", timeout=300_000)
+    layers = page.locator("#pick-layer option").evaluate_all("all => all.map(each => each.value)")
+    taken = []
+    for layer in (*layers, *layers[:-1]):
+        page.select_option("#pick-layer", layer)
+        page.wait_for_function(
+            "layer => location.hash.includes(layer) && document.body.dataset.shown === location.hash",
+            arg=layer,
+            timeout=300_000,
+        )
+        frames = [int(each) for each in (page.get_attribute("#map-canvas", "data-frames") or "").split(",") if each]
+        taken += [float(after - before) for before, after in itertools.pairwise(frames)]
+    _say(f"a frame of the map, {page.inner_text('#map-title').split(' training')[0]} points", taken)
 
 
 def _moves(page: Page) -> list[float]:

@@ -53,7 +53,7 @@ def observe(data: Data, recorded: Recorded, earlier: list[dict[str, Tensor]]) ->
     folder.mkdir(exist_ok=True)
     started = time.perf_counter()
     sl.observe(recorded.model, loss, data.train.ids, folder / "run.memory", checkpoints=earlier, overwrite=True)
-    return Recorded(folder, recorded.model, time.perf_counter() - started)
+    return Recorded(recorded.setting, folder, recorded.model, time.perf_counter() - started)
 
 
 def memories(setting: Setting, data: Data, folder: Path, count: int) -> dict[str, Recorded]:

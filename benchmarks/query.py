@@ -88,7 +88,7 @@ class Mapped(FileTensors):
         if not hasattr(self, "_map"):
             storage, path = torch.UntypedStorage, f"{self._store}/{self._entry.file}"
             self._map = storage.from_file(path, False, self._entry.bytes)
-        place = self._layout[name]
+        place = self.layout[name]
         return torch.empty(0, dtype=place.dtype).set_(self._map, place.start, place.shape)
 
     def rows(self, name: str, rows: Any, into: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What recording costs: the paper's MNIST network, recorded and unrecorded, side by side.
 
     python benchmarks/recording.py
+    python benchmarks/recording.py --dtype --recipe 1000        # a recipe: step time, size, and a question's time
 
 Three identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
 machine does hits all of them: one unrecorded, one recorded, and one whose rows are merely copied and written to a file,
@@ -124,11 +125,11 @@ def unrecorded(turns: int, *, steps: int) -> Generator[float, None, float]:
     return most_memory()
 
 
-def recorded(turns: int, *, steps: int, dtype: str) -> Generator[float, None, float]:
+def recorded(turns: int, *, steps: int, **options: Any) -> Generator[float, None, float]:
     run = Run()
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
-        sl.record(run.model, run.optimizer, Path(folder) / "run.memory", dtype=dtype) as recorder,
+        sl.record(run.model, run.optimizer, Path(folder) / "run.memory", **options) as recorder,
     ):
         for _ in range(turns):
             yield run.steps(steps, recorder)
@@ -158,12 +159,55 @@ def measure(dtype: str, turns: int, steps: int, processes: int) -> None:
     )
 
 
+def measure_recipe(turns: int, steps: int, processes: int, run_steps: int) -> None:
+    """A recipe with a checkpoint every 250 steps: its step time; then one run's size and its questions' times."""
+    options = {"keep": "recipe", "checkpoint_every": 250}
+    arms = {"unrecorded": partial(unrecorded, steps=steps), "recipe": partial(recorded, steps=steps, **options)}
+    took, most = in_processes(arms, turns, processes)
+    pairs = list(zip(took["unrecorded"], took["recipe"], strict=True))
+    extra = most["recipe"] - most["unrecorded"]
+    print(f"recipe / unrecorded: {beside_unrecorded(pairs, steps)}; extra memory {extra:.0f} MB", flush=True)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        bytes_of, seconds = {}, {}
+        for name, keep in (("full", {}), ("recipe", options)):
+            run, path = Run(), Path(folder) / f"{name}.memory"
+            with sl.record(run.model, run.optimizer, path, **keep) as recorder:
+                run.steps(run_steps, recorder)
+            bytes_of[name] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        run = Run()
+        training = run.steps(run_steps)
+
+        def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(model(run.images[ids]), run.labels[ids])
+
+        recipe, cache = Path(folder) / "recipe.memory", Path(folder) / "cache"
+        options_of_opening: dict[str, Any] = {"model": run.model, "recompute": loss, "cache": cache}
+        for name in ("first", "second"):
+            memory = sl.open(recipe, **options_of_opening, cache_bytes=64 << 30)
+            start = time.perf_counter()
+            recomputed = memory.attend(run.model, run.images[:1])["4"].contributions(target=7).top(10)
+            seconds[name] = time.perf_counter() - start
+            assert memory.recomputed == 0.0, recomputed
+        full = sl.open(Path(folder) / "full.memory").attend(run.model, run.images[:1])["4"].contributions(target=7)
+        same = torch.equal(full.top(10).values, recomputed.values)
+        small, large = (bytes_of[name] / 1e6 for name in ("recipe", "full"))
+        print(
+            f"{run_steps:,} steps: {small:.0f} MB, the full memory {large:.0f} MB: 1/{large / small:.0f}; first "
+            f"question {seconds['first'] / training:.2f} of a training run ({training:.1f} s), second "
+            f"{seconds['second'] / training:.3f}; top 10 as of the full memory, bit for bit: {same}",
+            flush=True,
+        )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16", "int8"])
+    parser.add_argument("--recipe", type=int, default=0, help="also a recipe, of a run of so many steps")
     options = parser.parse_args()
     for name in options.dtype:
         measure(name, options.turns, options.steps, options.processes)
+    if options.recipe:
+        measure_recipe(options.turns, options.steps, options.processes, options.recipe)

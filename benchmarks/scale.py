@@ -238,7 +238,7 @@ def from_bucket(local: Path, address: str | None, cache: Path) -> None:
 
         address = str(new_bucket("s3"))
     took = seconds(lambda: sl.open(local).copy(address))
-    print(f"\ncopied to a bucket and verified by checksums in {took:.0f} s")
+    print(f"\ncopied to a bucket and verified by checksums in {took:.0f} s; then wall time, and CPU time in brackets\n")
     model, inputs = trained(sl.open(local))
     questions: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         "top of scores": (lambda a: a.top(10), ["4/keys"]),
@@ -249,32 +249,36 @@ def from_bucket(local: Path, address: str | None, cache: Path) -> None:
         ),
     }
     counted = Counted()
-    titles = {"question": -18, "needed": 11, "read": 11, "ratio": 6, "cold": 8, "warm": 8, "on disk": 8, "warm/disk": 9}
-    print(" ".join(f"{title:<{-width}}" if width < 0 else f"{title:>{width}}" for title, width in titles.items()))
+    titles = ["question", "needed", "read", "ratio", "cold", "warm", "on disk", "warm/disk"]
+    print(f"{titles[0]:18}", *(f"{title:>15}" for title in titles[1:]))
     for number, (name, (question, tensors)) in enumerate(questions.items()):
         own = cache / str(number)
 
-        def asked(path: str | Path, own: Path = own, question: Any = question) -> float:
-            attention = sl.open(path, cache=own).attend(model, inputs[:4])["4"]
-            return seconds(lambda: question(attention))
+        def asked(path: str | Path, own: Path = own, question: Any = question) -> tuple[float, float]:
+            attention, start = sl.open(path, cache=own).attend(model, inputs[:4])["4"], time.process_time()
+            return seconds(lambda: question(attention)), time.process_time() - start
 
         before = counted.bytes
         sl.open(address, cache=own)
         opening, before = counted.bytes - before, counted.bytes
         cold = asked(address)
         read = counted.bytes - before - opening
-        pairs = [(asked(address), asked(local)) for _ in range(7)][1:]
-        assert counted.bytes - before - opening - read == 7 * opening, "a second question read more than the manifest"
-        warm, on_disk = (statistics.median(column) for column in zip(*pairs, strict=True))
-        slower = statistics.median(warm / disk for warm, disk in pairs)
+        pairs = [(asked(address), asked(local)) for _ in range(6)][1:]
+        assert counted.bytes - before - opening - read == 6 * opening, "a second question read more than the manifest"
+        cells = [
+            cold,
+            *(tuple(map(statistics.median, zip(*column, strict=True))) for column in zip(*pairs, strict=True)),
+        ]
+        slower = [statistics.median(warm[kind] / disk[kind] for warm, disk in pairs) for kind in (0, 1)]
         layouts = [segment.layout for segment in sl.open(local).view.reader.segments]
         needed = sum(
             torch.Size(layout[tensor].shape).numel() * layout[tensor].dtype.itemsize
             for layout in layouts
             for tensor in tensors
         )
-        sizes = f"{needed / 1e6:8,.1f} MB {read / 1e6:8,.1f} MB {read / needed:6.3f}"
-        print(f"{name:18} {sizes} {cold:6.2f} s {warm:6.3f} s {on_disk:6.3f} s {slower:9.2f}")
+        shown = [f"{needed / 1e6:,.1f} MB", f"{read / 1e6:,.1f} MB", f"{read / needed:.3f}"]
+        shown += [f"{wall:.2f} ({cpu:.2f}) s" for wall, cpu in cells] + ["{:.2f} ({:.2f})".format(*slower)]
+        print(f"{name:18}", *(f"{cell:>15}" for cell in shown), flush=True)
 
 
 class Counted:

@@ -32,7 +32,7 @@ from spotlights.memory.store import Cache
 from spotlights.query.parts import checksum_of_part
 from test_processes import in_all
 from test_processes import run as run_in_processes
-from tortured import KINDS, Kind, X, answers, ask
+from tortured import KINDS, STEPS, Kind, X, answers, ask
 
 HANG, ROOM = 60, 2 << 30
 """Seconds after which a reader hangs; bytes that a reader may ask for."""
@@ -63,7 +63,8 @@ def wholes(folder: Path) -> dict[str, Whole]:
     made: dict[str, Whole] = {}
     for name, kind in KINDS.items():
         place = folder / name.replace(" ", "-")
-        model, *_ = kind.train(place / "run.memory", segment_bytes=6000)  # a few segments
+        steps = STEPS if kind.size > 4 else STEPS // 2
+        model, *_ = kind.train(place / "run.memory", stop=steps, segment_bytes=2500 if kind.size == 4 else 20_000)
         made[name] = Whole(place, "run.memory", lambda copy, kind=kind, model=model: _read(copy, kind, model))
         made[name].read(place)  # leaves moments
         if not kind.recipe:
@@ -84,7 +85,7 @@ def wholes(folder: Path) -> dict[str, Whole]:
     model = KINDS["float64"].model()
     made["processes"] = Whole(place, "run.memory", lambda copy: _read(copy, KINDS["float64"], model))
     place = folder / "parts"
-    KINDS["float64"].train(place / "run.memory", segment_bytes=6000)
+    KINDS["float64"].train(place / "run.memory", stop=STEPS // 2, segment_bytes=2500)
     (place / "parts").mkdir()
     for number in (1, 2, 3):
         shard = sl.Shard(number, 3)
@@ -227,6 +228,8 @@ def _forge_tensors(content: bytearray, start: int, chance: random.Random) -> str
         content[: 8 + length] = len(encoded).to_bytes(8, "little") + encoded
         return "header"
     tensors = {name: array.copy() for name, array in safetensors.numpy.load(bytes(content)).items()}
+    if not tensors:  # of a process that holds no weights of its own
+        return "nothing"
     name = chance.choice(list(tensors))
     array, way = tensors[name], chance.choice(["numbers"] * 4 + ["missing", "shorter", "type", "renamed", "wider"])
     if name in (f"{RECIPE}header", f"{RECIPE}layouts") and chance.random() < 0.8:
@@ -300,7 +303,15 @@ def corruptions(folder: Path, count: int, seed: int = 0) -> Counter[str]:
             outcomes[line.partition(":")[0]] += 1
             if line.partition(":")[0].isupper():
                 print(f"  {done - 1}: {line}", file=sys.stderr, flush=True)
+            went(outcomes, 500)
     return outcomes
+
+
+def went(outcomes: Counter[str], every: int) -> None:
+    """Says now and then how far a torture is, which may take an hour."""
+    done = sum(outcomes.values())
+    if done % every == 0:
+        print(f"  {done:,} so far: {dict(outcomes.most_common())}", file=sys.stderr, flush=True)
 
 
 def _corrupt(

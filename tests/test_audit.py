@@ -44,6 +44,32 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     return path, ids[wrong].tolist()
 
 
+def test_an_audit_of_examples_that_show_themselves_as_html_or_figures_has_a_page(
+    memory: tuple[Path, list[int]], tmp_path: Path
+):
+    for look, shown in (("Own()", "which the explorer shows"), ("figure()", "data:image/png;base64,")):
+        (tmp_path / "looks.py").write_text(
+            "import spotlights as sl\nfrom matplotlib.figure import Figure as figure\n"
+            "class Own:\n    def _repr_html_(self): return '<script>alert(1)</script>'\n"
+            f"subject = sl.Subject({str(memory[0])!r}, show=lambda e: {look})\n"
+        )
+        result = spotlights(
+            "audit", memory[0], "-k", 2, "--subject", f"{tmp_path / 'looks.py'}:subject", "--out", tmp_path
+        )
+        assert result.exit_code == 0, result.output
+        page = (tmp_path / "audit.html").read_text(encoding="utf-8")
+        assert shown in page
+        assert "<script" not in page
+
+
+def test_a_place_that_cannot_be_written_is_named_without_a_traceback(memory: tuple[Path, list[int]], tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = spotlights("audit", memory[0], "--out", tmp_path / "file" / "audit")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert str(tmp_path / "file") in result.stderr.replace("\n", "")
+
+
 def test_audit_writes_csv_and_a_page_with_pictures(memory: tuple[Path, list[int]], tmp_path: Path):
     path, wrong = memory
     (tmp_path / "pictures.py").write_text(
@@ -133,3 +159,41 @@ def test_any_subject_that_can_train_again_can_be_checked(memory: tuple[Path, lis
     assert threes.estimate > 0
     with pytest.raises(sl.SettingError, match="how to train again"):
         retrain_check.retrain_check(sl.Subject(path, **given), "label=3")
+
+
+def test_decisions_of_an_audit_are_read_back_and_retrained_with(memory: tuple[Path, list[int]], tmp_path: Path):
+    path, _ = memory
+    digits = datasets.load("digits").train
+    images, labels, ids = digits.images[:200].flatten(1) / 255, digits.labels[:200], digits.ids[:200]
+    one, two, three = sl.open(path).distinct("example")[:3]
+    rows = [
+        {"example": one, "decision": "drop", "given": 1, "label": None},
+        {"example": two, "decision": "relabel", "given": 1, "label": 7},
+        {"example": three, "decision": "keep", "given": 1, "label": None},
+    ]
+    (tmp_path / "decisions.json").write_text(json.dumps({"memory": "x", "decisions": rows}))
+    (tmp_path / "decisions.csv").write_text(
+        f"example,decision,given,label\n{one},drop,1,\n{two},relabel,1,7\n{three},keep,1,\n"
+    )
+    read = [sl.Decisions.read(tmp_path / name) for name in ("decisions.json", "decisions.csv")]
+    assert read[0] == read[1]
+    assert (read[0].dropped, read[0].relabelled) == ([one], {two: 7})
+    asked = []
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def retrain(examples, relabelled):
+        asked.append((examples, relabelled))
+        return sl.open(path).primal(model)
+
+    def without(examples):
+        asked.append(sorted(examples))
+        return sl.open(path).primal(model)
+
+    given = {"model": lambda memory: memory.primal(model), "inputs": images, "labels": labels, "ids": ids}
+    retrain_check.retrain_check(sl.Subject(path, **given, retrain=retrain), read[0])
+    retrain_check.retrain_check(sl.Subject(path, **given, retrain=without), read[0])
+    assert asked == [([one], {two: 7}), sorted([one, two])]
+    (tmp_path / "other.json").write_text('{"decisions": [{"example": 1, "decision": "burn"}]}')
+    with pytest.raises(sl.SettingError, match="as the explorer's audit exports them"):
+        sl.Decisions.read(tmp_path / "other.json")
+    assert sl.Subject(path, decisions=tmp_path / "decisions.csv").decisions == read[0]

@@ -1,6 +1,7 @@
 """Claims about the `spotlights` command, and about a package that imports what it needs when it is needed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import spotlights as sl
 import tables
 from demos import small_demo
 from spotlights.cli import app
+from spotlights.cli.options import progress_bar
 from spotlights_paper.experiments import demo
 
 COMMANDS = (
@@ -333,6 +335,22 @@ def test_the_working_directory_s_settings_name_the_subject(here: Path):
     assert 'subject = "FILE.py:NAME"' in spotlights("top", tables.trained()[0], 4).stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users here")
+def test_settings_that_another_user_left_where_all_may_write_are_not_run(here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "evil.py").write_text("raise SystemExit('executed')")
+    (here / "spotlights.toml").write_text('subject = "evil.py:subject"')
+    mode, user = here.stat().st_mode, os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    here.chmod(0o777)
+    try:
+        result = spotlights("top", tables.trained()[0], 4)
+    finally:
+        here.chmod(mode)
+    assert result.exit_code == 2
+    assert "executed" not in result.output
+    assert "belongs to another user" in " ".join(result.stderr.split())
+
+
 def test_nothing_inside_a_memory_is_executed(here: Path, tmp_path_factory: pytest.TempPathFactory):
     memory = Path(shutil.copytree(tables.trained()[0], tmp_path_factory.mktemp("foreign") / "run.memory"))
     for folder in (memory, memory.parent):
@@ -398,3 +416,10 @@ def test_the_reference_page_is_what_the_commands_say():
     import cli_reference
 
     assert (docs / "cli.md").read_text(encoding="utf-8") == cli_reference.reference(), "run: make docs"
+
+
+def test_progress_is_a_line_for_each_tenth_where_nobody_watches(capsys: pytest.CaptureFixture[str]):
+    with progress_bar("Working") as told:
+        for share in (0.05, 0.1, 0.15, 0.5, 1.0):
+            told(share)
+    assert capsys.readouterr().err.splitlines() == ["Working: 10 %", "Working: 50 %", "Working: 100 %"]

@@ -108,3 +108,11 @@ def test_the_model_given_is_left_alone(tmp_path: Path):
     before = copy.deepcopy(model.state_dict())
     sl.open(tmp_path / "a.memory", model=model, recompute=losses).replay(QUERIES, first)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_grown_adjoint_is_not_trusted():
+    values = torch.zeros(2, 3).double()
+    few, many = (sl.results.ReplayedInfluence([0, 1, 2], values, torch.full((2,), grown)) for grown in (0.5, 50.0))
+    assert few.trusted
+    assert not many.trusted
+    assert "not to be trusted: the adjoint has grown 50 times" in str(many)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -618,6 +619,22 @@ def test_a_chart_is_taken_away_as_png_and_svg(page: Page):
         with page.expect_download() as download:
             page.click(f"#sum-title button:text-is('{kind}')")
         assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+# -- for everyone -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_any_view(page: Page, scheme: Literal["light", "dark"]):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python").Axe()
+    page.emulate_media(color_scheme=scheme)
+    for view in ("", "history", "map", "audit"):
+        page.goto(page.url.split("&view=")[0] + (f"&view={view}" if view else ""))
+        shown(page, "!document.querySelector('.busy, progress')")
+        found = axe.run(page).response["violations"]
+        serious = {each["id"]: each["nodes"][0]["html"] for each in found if each["impact"] in ("serious", "critical")}
+        assert serious == {}, view
+    page.emulate_media(color_scheme="light")
 
 
 # -- any data, any screen ---------------------------------------------------------------------

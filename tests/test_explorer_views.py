@@ -1,6 +1,7 @@
 """The other views on the API, and pages that are saved: the library's histories, a map, one file without a server."""
 
 import base64
+import copy
 import json
 
 import numpy as np
@@ -144,3 +145,37 @@ def test_a_saved_page_of_a_view_or_measure_that_does_not_exist_is_refused():
     with pytest.raises(sl.SettingError, match="No measure"):
         saved_page(digits(), {"q": f"test:{first()}", "measure": "nothing"})
     assert client(digits()).get("/api/page", params={"q": f"test:{first()}", "measure": "nothing"}).status_code == 400
+
+
+def test_training_examples_can_be_asked_about_where_the_first_layer_sees_the_inputs():
+    explorer = prepared(coloured())
+    about = get("run", explorer)
+    assert about["training_queries"]
+    memory, model = explorer.opened.memory, explorer.opened.model
+    for example in (4, 17):
+        slot = memory.first_slots("example", layer="1")[memory.distinct("example", layer="1").index(example)]
+        with torch.no_grad():
+            expected = model(memory.keys([slot], layer="1").reshape(1, 3, 8, 8))[0]
+        outputs = get("query", explorer, q=f"train:{example}")["outputs"]
+        assert [each["logit"] for each in outputs] == pytest.approx(expected.tolist(), abs=1e-6)
+    get("query", explorer, 404, q="train:900")
+
+
+def test_where_the_first_layer_sees_something_else_examples_are_no_inputs():
+    memory, model = exact_run()
+    inputs = torch.randn(3, 5, dtype=torch.float64)
+    assert get("run", prepared(sl.Subject(memory, model, inputs)))["training_queries"]
+    scaling = copy.deepcopy(model)
+    scaling.register_forward_pre_hook(lambda _, given: (2.0 * given[0],))
+    assert not get("run", prepared(sl.Subject(memory, scaling, inputs)))["training_queries"]
+
+
+def test_an_answer_that_was_lost_names_who_took_it_and_shows_them():
+    for example in digits().subject.inputs.ids[:40]:
+        lost = waited("history", q=f"test:{example}", target="3")["lost"]
+        for loss in lost:
+            assert [taker["value"] for taker in loss["takers"]] == sorted(taker["value"] for taker in loss["takers"])
+            assert all(taker["shown"]["kind"] == "image" for taker in loss["takers"])
+        if lost:
+            return
+    raise AssertionError("no answer was lost")

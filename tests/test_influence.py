@@ -430,3 +430,17 @@ def test_a_wide_layer_keeps_no_matrix_of_its_slots(tmp_path: Path, monkeypatch: 
             optimizer.step()
     found = sl.open(tmp_path / "a.memory").attend(model, words[:3]).influence(1, rule="whitened")
     assert found.totals("example").values.isfinite().all()
+
+
+def test_the_moments_of_single_tokens_are_those_of_their_one_hot_rows(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(20).reshape(10, 2) % 7
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        recorder.batch(example=torch.arange(10))
+        nn.functional.cross_entropy(model(words), torch.arange(10) % 2).backward()
+        optimizer.step()
+    rows = nn.functional.one_hot(words.flatten(), 8).double()
+    rows = torch.cat([rows, torch.ones(20, 1).double()], dim=1)
+    torch.testing.assert_close(key_moments(sl.open(tmp_path / "a.memory").view)["0"], rows.T @ rows)

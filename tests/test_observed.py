@@ -200,3 +200,14 @@ def test_bad_input_is_named(tmp_path: Path, trained: Any, change: dict[str, Any]
 
 
 OTHER = network()
+
+
+def test_the_explorer_offers_what_an_observed_memory_answers(tmp_path: Path, trained: Any) -> None:
+    from explorers import get, prepared
+
+    observe(tmp_path / "a.memory", trained)
+    explorer = prepared(sl.Subject(tmp_path / "a.memory", model=trained[0], inputs=INPUTS[:4]))
+    run = get("run", explorer)
+    assert [kind["name"] for kind in run["measures"]] == ["influence", "score", "absolute"]
+    assert (run["observed"], run["history"], run["audit"]) == (3, False, True)
+    assert "was observed" in run["no_masks"]

@@ -1,9 +1,11 @@
 """The public surface: what is exported exists, is documented, and importing it loads only what it needs."""
 
+import ast
 import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +118,13 @@ def test_the_version_is_that_of_the_package():
     from importlib.metadata import version
 
     assert version("spotlights") == sl.__version__
+
+
+def test_a_class_name_means_one_concept():
+    places: dict[str, list[str]] = {}
+    for file in sorted(Path(sl.__file__).parents[1].glob("spotlights*/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and file.parent.name != "integrations":  # one callback for each library
+                places.setdefault(node.name, []).append(f"{file.name}:{node.lineno}")
+    assert len(places) > 200
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

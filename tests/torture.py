@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import spotlights as sl
-from corruption import corruptions, watched
+from corruption import corruptions, watched, went
 from tortured import KINDS, STEPS, Kind, answers
 from training import count_calls, distance, kill_at_call, same, state
 
@@ -54,6 +54,7 @@ def kills(folder: Path, count: int, seed: int = 0) -> Counter[str]:
                 start = STEPS
                 break
             outcomes[moment] += 1
+            went(outcomes, 50)
             start = _left(path, kind, weights, start)
         if start < STEPS:
             kind.train(path, start)
@@ -65,6 +66,7 @@ def kills(folder: Path, count: int, seed: int = 0) -> Counter[str]:
                 shutil.rmtree(folder / "cache", ignore_errors=True)
             if moment := _killed(partial(job, path, kind), _moment(chance, _calls(name, work))):
                 outcomes[moment] += 1
+                went(outcomes, 50)
             if job is _overwrite:
                 left = _opened(path)
                 assert left is None or not left.view.reader.damaged()

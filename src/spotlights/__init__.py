@@ -7,6 +7,7 @@ from spotlights._version import __version__
 
 if TYPE_CHECKING:
     from spotlights.api import Memory, observe, open
+    from spotlights.decisions import Decisions
     from spotlights.dual import DualLinear
     from spotlights.dual_form import dot_attention
     from spotlights.errors import (
@@ -39,6 +40,7 @@ __all__ = [
     "AskTotals",
     "Attention",
     "Contributions",
+    "Decisions",
     "Drawing",
     "DualLinear",
     "FunctionalLinear",
@@ -88,6 +90,7 @@ _HOMES = {
     "Spotlights": "spotlights.query",
     "DualLinear": "spotlights.dual",
     "dot_attention": "spotlights.dual_form",
+    "Decisions": "spotlights.decisions",
     "MemoryExistsError": "spotlights.errors",
     "MemoryFormatError": "spotlights.errors",
     "RecordingStoppedWarning": "spotlights.errors",

@@ -33,7 +33,7 @@ from spotlights.query.columns import Visits, column_values, distinct, few_groups
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
 from spotlights.query.forward import ForwardPass, Target, answer
-from spotlights.query.history import Asked
+from spotlights.query.history import AskedNetwork
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
 from spotlights.query.ray_engine import Ray
@@ -263,6 +263,9 @@ class Memory:
         """What the memory is, as a table."""
         return MemoryInfo(self._known if "view" not in self.__dict__ else self.view)
 
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
     def __repr__(self) -> str:
         layers = ", ".join(self._known.reader.layers)
         manifest = self._known.reader.manifest
@@ -345,7 +348,7 @@ class Memory:
                 attentions[use] = Attention(self.view, reader.layers[name], forward, kernel, use=use, differs=differs)
         if layers is not None:
             attentions = {name: attention for name, attention in attentions.items() if name in layers}
-        return Spotlights(attentions, forward.output, Asked(self.view, model, inputs))
+        return Spotlights(attentions, forward.output, AskedNetwork(self.view, model, inputs))
 
     def on(self, engine: Engine | str, *, keep: bool = False) -> Memory:
         """The same memory, its questions run by another engine.

@@ -78,13 +78,13 @@ class DualLinear(nn.Module):
         queries, like = keys.reshape(-1, keys.shape[-1]).cpu(), keys if isinstance(keys, Tensor) else keys.amounts
         if self._transposed:
             weight = view_parameters(self._view, self._layer.name)["weight"]
-            made = linear_map(queries.double(), weight.T)
-            return adapter.output(module, made.to(like).reshape(*keys.shape[:-1], made.shape[1]))
-        made = untaught_part(self._view, self._layer.name).output(queries) + self._own_bias
+            result = linear_map(queries.double(), weight.T)
+            return adapter.output(module, result.to(like).reshape(*keys.shape[:-1], result.shape[1]))
+        result = untaught_part(self._view, self._layer.name).output(queries) + self._own_bias
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             some = slice(start, start + QUERIES_AT_ONCE)
-            made[some] += slot_outputs(self._view, self._layer.name, queries[some])
-        output = adapter.output(module, made.to(like).reshape(*keys.shape[:-1], made.shape[1]))
+            result[some] += slot_outputs(self._view, self._layer.name, queries[some])
+        output = adapter.output(module, result.to(like).reshape(*keys.shape[:-1], result.shape[1]))
         if self._far.looks:
             with torch.no_grad():
                 self._far.check(self._layer.name, output, module(*args, **kwargs))

@@ -57,11 +57,11 @@ def outer_sum(
     if groups == 1:
         return torch.mm(errors.T, keys, out=out)
     if groups == errors.shape[1] == keys.shape[1]:
-        made = (errors * keys).sum(dim=0)[:, None]
+        total = (errors * keys).sum(dim=0)[:, None]
     else:
         of_errors, of_keys = (rows.reshape(len(rows), groups, -1).transpose(0, 1) for rows in (errors, keys))
-        made = (of_errors.mT @ of_keys).flatten(0, 1)
-    return made if out is None else out.copy_(made)
+        total = (of_errors.mT @ of_keys).flatten(0, 1)
+    return total if out is None else out.copy_(total)
 
 
 Factor = float | Tensor
@@ -273,10 +273,10 @@ class DiscreteGradient:
 
     def dot(self, other: Tensor) -> float:
         flat = other.reshape(-1)
-        made = 0.0 if self.midpoint is None else float(torch.dot(self.midpoint.reshape(-1), flat))
+        product = 0.0 if self.midpoint is None else float(torch.dot(self.midpoint.reshape(-1), flat))
         if self.change is not None and self.share != 0.0:
-            made += self.share * float(torch.dot(self.change.reshape(-1), flat))
-        return made
+            product += self.share * float(torch.dot(self.change.reshape(-1), flat))
+        return product
 
 
 def discrete_gradient_share(

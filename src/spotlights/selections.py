@@ -144,10 +144,10 @@ def read_selections(text: str, memory: Memory) -> list[Selection]:
             if isinstance(wanted, list) and len(wanted) > MAX_VALUES:
                 raise SettingError(f"{column}= has {len(wanted):,} values; a selection has at most {MAX_VALUES:,}.")
             steps = range(memory.steps) if column == "step" else None
-            found = _resolved(column, wanted, memory.distinct(column) if steps is None else steps)
-            if steps is not None and isinstance(found, range):
-                found = range(max(0, found.start), min(found.stop, len(steps)))
-            selection[column] = found
+            values = _resolved(column, wanted, memory.distinct(column) if steps is None else steps)
+            if steps is not None and isinstance(values, range):
+                values = range(max(0, values.start), min(values.stop, len(steps)))
+            selection[column] = values
         read.append(selection)
     return read
 

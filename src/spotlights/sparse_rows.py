@@ -91,17 +91,17 @@ class SparseRows:
 
     def times(self, matrix: Float[Tensor, "out_features width"]) -> Float[Tensor, "rows out_features"]:
         """`M k` for each row k."""
-        made = matrix.new_zeros(len(self), len(matrix))
+        result = matrix.new_zeros(len(self), len(matrix))
         for place, amount in zip(self.places.T, self.amounts.T, strict=True):
-            made += matrix[:, place].T * amount[:, None].to(matrix.dtype)
-        return made
+            result += matrix[:, place].T * amount[:, None].to(matrix.dtype)
+        return result
 
     def weighted_sum(self, weights: Float[Tensor, "sums rows"]) -> Float[Tensor, "sums width"]:
         """Sums of the rows, each times a number."""
-        made = weights.new_zeros(self.width, len(weights))
+        result = weights.new_zeros(self.width, len(weights))
         for place, amount in zip(self.places.T, self.amounts.T, strict=True):
-            made.index_add_(0, place, weights.T * amount[:, None].to(weights.dtype))
-        return made.T
+            result.index_add_(0, place, weights.T * amount[:, None].to(weights.dtype))
+        return result.T
 
 
 Numbers = Shaped[Tensor, "..."] | SparseRows

@@ -6,7 +6,9 @@ its subject at the top level.
 
 from __future__ import annotations
 
+import base64
 import copy
+import html
 import inspect
 import sys
 import webbrowser
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, UnknownNameError, UnsupportedError
 from spotlights.explorer.views import MarkedText, Show
-from spotlights.results import sentence_at
+from spotlights.results import Printable, TablePage, sentence_at
 from spotlights.selections import id_range
 
 if TYPE_CHECKING:
@@ -110,7 +112,8 @@ class Subject:
         show_input: Show | None = None,
         example_input: Callable[[int], Tensor] | None = None,
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
-        retrain: Callable[[Sequence[int]], nn.Module] | None = None,
+        retrain: Callable[..., nn.Module] | None = None,
+        decisions: sl.Decisions | str | Path | None = None,
         drawing: Drawing | None = None,
         tokenizer: Tokenizer | None = None,
         text: Any = None,
@@ -135,7 +138,8 @@ class Subject:
             example_input: from a training example's id to the model's input, so that it can be asked about.
             loss: for a recipe: `loss(model, ids)`, as `sl.open` takes it in `recompute=`.
             retrain: from the ids of training examples to the network trained without these; `spotlights retrain-check`
-                compares it with the estimate.
+                compares it with the estimate. A second argument, if it takes one, is a dict of new labels by id.
+            decisions: those of an audit, or the file that the explorer exported; its audit goes on from there.
             drawing: how drawn and uploaded images become inputs.
             tokenizer: has `encode` and `decode`, so that prompts can be asked about.
             text: the training text whose positions are the example ids: a string of characters, a list of tokens, or a
@@ -155,6 +159,7 @@ class Subject:
         self._loss = loss
         self.retrain, self.drawing, self.tokenizer, self.target = retrain, drawing, tokenizer, target
         self.layer, self.kernel = layer, kernel
+        self.decisions = sl.Decisions.read(decisions) if isinstance(decisions, str | Path) else decisions
         self.title = self.path.name if title is None else title
 
     @staticmethod
@@ -167,6 +172,12 @@ class Subject:
         """The same subject on another memory."""
         other = copy.copy(self)
         other.path = Path(memory)
+        return other
+
+    def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
+        """The same subject, whose training examples can be asked about."""
+        other = copy.copy(self)
+        other._example_input = example_input  # noqa: SLF001 (of the same class)
         return other
 
     def explore(
@@ -219,6 +230,38 @@ class Subject:
         asked = str(query) if ":" in str(query) else f"test:{query}"
         target = None if target is None else str(target)
         return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
+
+    def pictured(self, result: Printable) -> TablePage:
+        """An answer of this memory as a table with a picture, or the text, of each training example."""
+        from spotlights.explorer.views import as_json, picture
+
+        show = self.show_example
+        if show is None:
+            raise SettingError("How do training examples look? Give sl.Subject(…, show=a function of an example's id).")
+
+        def seen(example: int) -> str:
+            shown = show(example)
+            kind = as_json(shown)
+            if kind["kind"] == "image":
+                data = base64.b64encode(picture(shown)).decode()
+                return f'<img alt="example {example}" src="data:image/png;base64,{data}"> '
+            return f"{html.escape(kind['text'])} " if kind["kind"] == "text" else ""
+
+        return result.page(seen)
+
+    def widget(self, query: str | int = "", *, compare: Subject | str | Path | None = None, height: int = 820) -> Any:
+        """The explorer as a widget of a notebook. It needs no port, so it works on remote kernels too.
+
+        Args:
+            query: the id of a test input, or "train:ID", "text:PROMPT", as the subject can; the first input by default.
+            compare: another memory of the same inputs, or its subject, to compare answers with.
+            height: of the page, in pixels.
+        """
+        from spotlights.explorer.widget import widget_of
+
+        asked = str(query) if not str(query) or ":" in str(query) else f"test:{query}"
+        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+        return widget_of(self, {"q": asked} if asked else {}, other=other, height=height)
 
     # -- the memory and its network ------------------------------------------------------------
 

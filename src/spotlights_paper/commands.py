@@ -126,8 +126,12 @@ def report(
 def retrain_check(
     memory: Memory,
     without: Annotated[
-        str, typer.Option(help='What to leave out, such as label=3, example=17,42 or "source=mnist label=3,5".')
-    ],
+        str | None,
+        optional("--without", help='What to leave out, such as label=3, example=17,42 or "source=mnist label=3,5".'),
+    ] = None,
+    decisions: Annotated[
+        Path | None, optional("--decisions", help="Instead: the file that the explorer's audit exported.")
+    ] = None,
     subject: Subject = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,10 +139,14 @@ def retrain_check(
 
     The subject says how to train again: sl.Subject(…, retrain=function).
     """
+    from spotlights import Decisions
     from spotlights.cli.subjects import find_subject
     from spotlights_paper.experiments import retrain_check as check
 
-    result = check.retrain_check(find_subject(memory, subject), without)
+    if (without is None) == (decisions is None):
+        raise SettingError("Give --without with a selection, or --decisions with the file of an audit.")
+    asked = Decisions.read(decisions) if without is None and decisions is not None else without or ""
+    result = check.retrain_check(find_subject(memory, subject), asked)
     print_json(asdict(result)) if as_json else print_result(result)
 
 

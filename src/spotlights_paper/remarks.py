@@ -105,10 +105,12 @@ def other_kernels(*, steps: int = 400, batch: int = 32, images: int = 1000) -> A
 
 def _activations(weights: Weights, images: Float[Tensor, "images inputs"]) -> list[Float[Tensor, "images units"]]:
     """What reaches each layer."""
-    found = [images]
+    activations = [images]
     for layer in range(2):
-        found.append((found[-1] @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]).relu())
-    return found
+        activations.append(
+            (activations[-1] @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]).relu()
+        )
+    return activations
 
 
 def outside(

@@ -13,7 +13,7 @@ from spotlights_paper.experiments.language.evaluation import (
     AskedPositions,
     Estimate,
     Evaluation,
-    Judged,
+    JudgedMethod,
     by_chance,
     common_suffix,
     judge,
@@ -98,7 +98,7 @@ def test_the_verdict_says_more_only_beyond_two_standard_errors():
         zip(names, (Estimate(0.1, 0.2), Estimate(-0.3, 0.1), Estimate(0.5, 0.2), Estimate(0.0, 0.1)), strict=True)
     )
     same = {name: Estimate(0.5, 0.1) for name in names}
-    found = Evaluation(10, 20, 30, "word", Estimate(0.3, 0.1), [Judged("untrained", "dot", same, gains)])
+    found = Evaluation(10, 20, 30, "word", Estimate(0.3, 0.1), [JudgedMethod("untrained", "dot", same, gains)])
     assert found.verdict("dot") == (
         "Training added, by kernel dot: more of vote is the next token; less of same end; "
         "not measurably another common suffix, vote is what the network says."

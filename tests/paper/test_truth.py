@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import spotlights as sl
 from spotlights.cli import app
 from spotlights_paper.experiments.truth import settings as truth_settings
-from spotlights_paper.experiments.truth.data import Data, Rows, margins
+from spotlights_paper.experiments.truth.data import Data, ExampleRows, margins
 from spotlights_paper.experiments.truth.harness import evaluate
 from spotlights_paper.experiments.truth.margins import Margins
 from spotlights_paper.experiments.truth.mislabelled import auc, flipped, precision_at
@@ -31,8 +31,8 @@ def toy(optimizer: str = "sgd") -> tuple[Setting, Data]:
     generator = torch.Generator().manual_seed(0)
     inputs, tests = torch.randn(40, 6, generator=generator), torch.randn(7, 6, generator=generator)
 
-    def rows(inputs: torch.Tensor) -> Rows:
-        return Rows(inputs, inputs[:, :3].argmax(dim=1), torch.arange(len(inputs)))
+    def rows(inputs: torch.Tensor) -> ExampleRows:
+        return ExampleRows(inputs, inputs[:, :3].argmax(dim=1), torch.arange(len(inputs)))
 
     return setting, Data(rows(inputs), rows(tests), ("a", "b", "c"))
 
@@ -238,3 +238,25 @@ def test_scores_of_another_shape_are_refused(tmp_path: Path):
     (tmp_path / "broken.npz").write_bytes(b"nothing")
     with pytest.raises(sl.SettingError, match="not a file of margins"):
         Margins.load(tmp_path / "broken.npz")
+
+
+def test_dattri_scores_the_same_margins_as_we_do():
+    metric = pytest.importorskip("dattri.metric", reason="dattri is not installed")
+    members = halves(12, 40)
+    scores = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(12, 7, generator=torch.Generator().manual_seed(1))
+    margins = Margins("toy", members, members.float() @ scores.T + 5 * noise)
+    assert float(metric.lds(scores.T, margins.for_dattri)[0].mean()) == pytest.approx(margins.lds(scores).mean)
+
+
+KEPT = sorted((Path(__file__).parents[2] / "docs" / "truth").glob("*.npz"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
+def test_the_margins_in_docs_are_those_of_a_setting(path: Path):
+    kept = Margins.load(path)
+    setting = truth_settings.setting_named(path.stem)
+    assert kept.setting == setting.name
+    assert kept.fresh.shape == (len(kept.members), setting.test_images)
+    assert torch.equal(kept.members, halves(*kept.members.shape))
+    assert path.stat().st_size < 1 << 20

@@ -36,7 +36,9 @@ class Commands(TyperGroup):
             engine = os.environ.get("SPOTLIGHTS_ENGINE", "")
             try:
                 return super().invoke(ctx)
-            except SpotlightsError as error:
+            except BrokenPipeError:  # who reads the output has had enough
+                raise
+            except (SpotlightsError, OSError) as error:  # an --out that is full, read-only or no folder
                 _say(str(error), "red")
                 raise typer.Exit(2) from None
             finally:
@@ -76,12 +78,23 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[float], object]]:
-    """A bar on the terminal; the function is told the share that is done."""
+    """A bar on the terminal, a line for each tenth elsewhere; the function is told the share that is done."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        said = 0
+
+        def say(share: float) -> None:
+            nonlocal said
+            if int(10 * share) > said:
+                said = int(10 * share)
+                typer.echo(f"{what}: {10 * said} %", err=True)
+
+        yield say
+        return
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda share: bar.update(task, completed=share)
 

@@ -1,12 +1,15 @@
 """Finds the subject of a memory: `--subject`, a run that a package knows, or `./spotlights.toml`.
 
-Only what the user names is executed: nothing found inside a memory or a run's folder is.
+Only what the user names is executed, on the command line or in the working directory's `spotlights.toml`: nothing found
+inside a memory or a run's folder is.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import stat
 import sys
 import tomllib
 import traceback
@@ -112,6 +115,11 @@ def _run(name: str, function: Any, *arguments: Any) -> Any:
 def _configured() -> str | None:
     if not SETTINGS.is_file():
         return None
+    if _may_be_planted(SETTINGS):
+        raise SettingError(
+            f"{SETTINGS.resolve()} names code to run, belongs to another user, and lies where everybody may write. "
+            "Name the subject with --subject, or work in a directory of your own."
+        )
     try:
         named = tomllib.loads(SETTINGS.read_text(encoding="utf-8")).get("subject")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -119,3 +127,9 @@ def _configured() -> str | None:
     if named is not None and not isinstance(named, str):
         raise SettingError(f'{SETTINGS}: write  subject = "FILE.py:NAME"  or  subject = "module:name".')
     return named
+
+
+def _may_be_planted(file: Path) -> bool:
+    """Whether anybody may have put a file into the working directory, such as /tmp."""
+    open_to_all = bool(Path.cwd().stat().st_mode & stat.S_IWOTH)
+    return hasattr(os, "getuid") and open_to_all and file.stat().st_uid != os.getuid()

@@ -202,8 +202,13 @@ EFFECTS = ("/api/refresh",)
 
 def answer(explorer: Explorer, path: str, given: Mapping[str, Any]) -> Any:
     """What an address answers, as plain data."""
-    function, allowed = ADDRESSES[f"/api/{path}"]
-    return function(explorer, Parameters(explorer, {name: str(value) for name, value in given.items()}, allowed, {}))
+    place, _, number = path.partition("/")
+    name = f"/api/{place}/{{id}}" if number else f"/api/{place}"
+    if name not in ADDRESSES:
+        raise UnknownNameError(f"There is no {path[:40]!r} here.")
+    function, allowed = ADDRESSES[name]
+    parameters = {name: str(value) for name, value in given.items()}
+    return function(explorer, Parameters(explorer, parameters, allowed, {"id": number}))
 
 
 def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:

@@ -43,6 +43,7 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "steps": memory.steps,
         "slots": len(memory),
         "optimizer": known["optimizer"],
+        "observed": memory.observed,
         "layers": [
             {"name": name, "in": info.in_features, "out": info.out_features, "slots": info.slots}
             for name, info in opened.layers.items()
@@ -62,6 +63,7 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "training_queries": subject.example_input is not None and examples,
         "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
         "prompt": subject.tokenizer is not None,
+        "decisions": [] if subject.decisions is None else list(subject.decisions.rows),
         "edges": [] if masks is None or memory.folded else masks.edges or _edges(memory.steps),
         "no_masks": opened.no_masks,
         "colours": {name: getattr(palette, name.upper()) for name in COLOURS},
@@ -104,12 +106,20 @@ def _groups(explorer: Explorer) -> dict[str, list[dict[str, Any]]]:
     groups = {}
     for column, values in explorer.opened.groups.items():
         named = column == "label" and one_source
-        names = [explorer.subject.class_name(value, sources[0]) if named else str(value) for value in values]
+        names = [_label_name(explorer, value, sources[0]) if named else str(value) for value in values]
         groups[column] = [
             {"value": value, "name": name, "colour": colour}
             for value, name, colour in zip(values, names, palette.colours(values), strict=True)
         ]
     return groups
+
+
+def _label_name(explorer: Explorer, value: Any, source: str | None) -> str:
+    """A class by its name; of a language model, the token itself."""
+    subject = explorer.subject
+    if subject.tokenizer is not None and isinstance(value, int) and value >= 0 and not subject.class_names(source):
+        return subject.tokenizer.decode([value])
+    return subject.class_name(value, source)
 
 
 def _measures(explorer: Explorer) -> list[Kind]:

@@ -154,29 +154,43 @@ class Explorer:
         self.starting = threading.Lock()
         self._prepare = prepare
         self.opened = self._open(subject.open())
+        if subject.example_input is None and self._sees_inputs():
+            self.subject = subject.with_example_input(self._rebuilt)
 
     @property
     def show(self) -> Callable[[int], Any] | None:
         """How a training example looks, by its id; None if nobody can say."""
-        return self.subject.show_example or self.kept("rebuilt", lambda: (self._rebuilt(),))[0]
+        if self.subject.show_example is not None or not self._sees_inputs():
+            return self.subject.show_example
+        return lambda example: self.subject.looks(self._rebuilt(example))
 
-    def _rebuilt(self) -> Callable[[int], Any] | None:
-        """Without the subject's word, examples look as the first layer saw them: its keys are the network's inputs."""
-        memory, data = self.opened.memory, self.inputs.data
-        layer = next(iter(self.opened.layers), None)
-        if layer is None or memory.folded or "example" not in memory.columns or not isinstance(data, torch.Tensor):
-            return None
-        if data[0].numel() != self.opened.layers[layer].in_features or not data.is_floating_point():
-            return None
-        ids, slots = memory.distinct("example", layer=layer), memory.first_slots("example", layer=layer)
-        slot_of = dict(zip(ids, slots.tolist(), strict=True))
+    def _sees_inputs(self) -> bool:
+        """Whether the first layer's keys are the network's inputs, as those of the first test input are."""
+        opened, data = self.opened, self.inputs.data
+        layer = next(iter(opened.layers), None)
+        if layer is None or opened.memory.folded or "example" not in opened.memory.columns:
+            return False
+        if not isinstance(data, torch.Tensor) or not data.is_floating_point():
+            return False
+        if data[0].numel() != opened.layers[layer].in_features:
+            return False
+        spot = self.attend(read_query(self.subject, f"test:{self.inputs.ids[0]}"))
+        seen = spot[layer].queries if layer in spot else None
+        return isinstance(seen, torch.Tensor) and torch.equal(seen.flatten(), data[0].flatten().to(seen.dtype))
 
-        def show(example: int) -> Any:
-            if example not in slot_of:
-                raise sl.UnknownNameError(f"No training example {example}.")
-            return self.subject.looks(memory.keys([slot_of[example]], layer=layer)[0].reshape(data[0].shape))
+    def _rebuilt(self, example: int) -> torch.Tensor:
+        """A training example as the network takes it: the key of one of its slots in the first layer."""
+        memory, layer = self.opened.memory, next(iter(self.opened.layers))
+        like = self.inputs.batch([0])[0]
 
-        return show
+        def places() -> dict[Any, int]:
+            slots = memory.first_slots("example", layer=layer).tolist()
+            return dict(zip(memory.distinct("example", layer=layer), slots, strict=True))
+
+        place = self.kept("first slots", places, 1 << 20).get(example)
+        if place is None:
+            raise sl.UnknownNameError(f"No training example {example}.")
+        return memory.keys([place], layer=layer)[0].reshape(like.shape).to(like.dtype)
 
     def _open(self, memory: sl.Memory) -> Opened:
         model = self.subject.network(memory).eval()

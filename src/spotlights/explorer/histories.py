@@ -18,6 +18,7 @@ from torch import Tensor
 
 import spotlights as sl
 from spotlights.errors import SpotlightsError, UnsupportedError
+from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import PATIENCE, Explorer, Preparing
 from spotlights.explorer.queries import Query, run
 from spotlights.explorer.spotlight import example_rows
@@ -42,7 +43,7 @@ class Rebuilt:
     outputs: Float[Tensor, "steps outputs"]
 
 
-class Job(threading.Thread):
+class HistoryJob(threading.Thread):
     """One sweep back over all of training."""
 
     def __init__(self, explorer: Explorer, query: Query, numbers: tuple[int, ...]) -> None:
@@ -99,7 +100,7 @@ def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[
             if running is not None:  # one at a time: a sweep takes all cores
                 raise Preparing(0.0)
             jobs.clear()
-            job = jobs[key] = Job(explorer, query, numbers)
+            job = jobs[key] = HistoryJob(explorer, query, numbers)
     job.asked = time.monotonic()
     job.join(PATIENCE)
     if job.problem is not None:
@@ -154,8 +155,22 @@ def _described(
         "terms": {row["term"]: row[history.names[0]] for row in history.rows(0)},
         "exact": history.exact,
         "error": float(history.error[0]),
-        "lost": [{**row, "says_name": _name(query, row["says"])} for row in history.forgetting().rows()],
+        "lost": _lost(explorer, query, history),
     }
+
+
+def _lost(explorer: Explorer, query: Query, history: sl.History) -> list[dict[str, Any]]:
+    """When the answer was lost, and the examples that took it."""
+    forgetting = history.forgetting()
+    rows = []
+    for row, lost in zip(forgetting.rows(), forgetting.lost, strict=True):
+        takers = [
+            {"example": example, "label": label, "value": value, "shown": show_example(explorer, example)}
+            for example, label, value in lost.takers
+            if isinstance(example, int)
+        ]
+        rows.append({**row, "says_name": _name(query, row["says"]), "takers": takers})
+    return rows
 
 
 def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[int, ...]) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
         except SpotlightsError:
             if path in ("layer", "history", "map", "lamp", "audit"):
                 raise
-    data = {"answers": answers, "images": _images(explorer, answers), "state": state, "views": [view] if view else []}
-    return SavedPage(_document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
+    data = {"answers": answers, "images": images_of(explorer, answers), "state": state, "views": [view] if view else []}
+    return SavedPage(document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
 
 
 def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> Iterator[Asked]:
@@ -146,7 +146,7 @@ def _key(path: str, given: dict[str, Any]) -> str:
     return json.dumps([path, *pairs], separators=(",", ":"), ensure_ascii=False)
 
 
-def _images(explorer: Explorer, answers: Any) -> dict[str, str]:
+def images_of(explorer: Explorer, answers: Any) -> dict[str, str]:
     """Every picture that the answers name, as bytes."""
     images: dict[str, str] = {}
 
@@ -169,7 +169,7 @@ def _images(explorer: Explorer, answers: Any) -> dict[str, str]:
     return images
 
 
-def _document(data: dict[str, Any], title: str) -> str:
+def document(data: dict[str, Any], title: str) -> str:
     """The page with its parts in it; modules find each other by name, in a map of imports."""
     static = files("spotlights.explorer") / "static"
     parts = {part.name: part.read_text(encoding="utf-8") for part in static.iterdir() if part.is_file()}

@@ -135,7 +135,7 @@ def _page(explorer: Explorer) -> Callable[[Request], Response]:
 # -- who is let in ----------------------------------------------------------------------------
 
 
-class Guard:
+class RequestGuard:
     """Lets in who knows the server's name and, where one is demanded, its token; adds the headers that protect."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str | None, framed: bool) -> None:
@@ -187,8 +187,8 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    found = _HOST.fullmatch(host.lower())
-    return "" if found is None else found[1]
+    match = _HOST.fullmatch(host.lower())
+    return "" if match is None else match[1]
 
 
 def _foreign(request: Request) -> Response | None:
@@ -228,7 +228,7 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
     routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]
+        middleware=[Middleware(RequestGuard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]
         exception_handlers={HTTPException: _error, Exception: _error},
     )
     app.router.redirect_slashes = False  # an address is there or not

@@ -85,14 +85,16 @@ class OwnNormAdapter(NormAdapter):
         vectors = list(torch.rand(1 + shifts, size, generator=generator).add_(0.5))
         try:
             with torch.random.fork_rng(devices=[]):  # training draws the same numbers with and without recording
-                made = _forward(module, vectors, inputs)
+                output = _forward(module, vectors, inputs)
                 plain = _forward(module, _unit(vectors), inputs)
         except Exception:  # a forward of the user's own, with numbers that it did not expect
             return False
-        if not (isinstance(made, Tensor) and isinstance(plain, Tensor) and made.shape == plain.shape == inputs.shape):
+        if not (
+            isinstance(output, Tensor) and isinstance(plain, Tensor) and output.shape == plain.shape == inputs.shape
+        ):
             return False
         wanted = plain * vectors[0].view(like) + sum(shift.view(like) for shift in vectors[1:])
-        return torch.allclose(made.float(), wanted.float(), rtol=1e-4, atol=1e-5)
+        return torch.allclose(output.float(), wanted.float(), rtol=1e-4, atol=1e-5)
 
     def weight(self, module: nn.Module) -> nn.Parameter:
         return own_parameters(module)[_scale_and_shift(module)[0]]

@@ -83,8 +83,8 @@ def follows(before: Shaped[Tensor, "..."], after: Shaped[Tensor, "..."]) -> bool
 
 def joined(blocks: Iterable[Shaped[Tensor, "_ *row"]]) -> list[Shaped[Tensor, "_ *row"]]:
     """The same rows in fewer blocks: those that lie one behind the other are one."""
-    found = runs(blocks, lambda run, block: follows(run[-1], block))
-    return [run[0].as_strided((len(run) * len(run[0]), *run[0].shape[1:]), run[0].stride()) for run in found]
+    joinable = runs(blocks, lambda run, block: follows(run[-1], block))
+    return [run[0].as_strided((len(run) * len(run[0]), *run[0].shape[1:]), run[0].stride()) for run in joinable]
 
 
 def runs(items: Iterable[_T], goes_on: Callable[[list[_T], _T], bool]) -> Iterator[list[_T]]:

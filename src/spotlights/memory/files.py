@@ -154,7 +154,7 @@ class FileTensors(Mapping[str, Tensor]):
     def rows(
         self, name: str, rows: slice | Int64[Tensor, "rows"], into: Shaped[Tensor, "most ..."]
     ) -> Shaped[Tensor, "rows ..."]:
-        """Some rows of a tensor, at the beginning of a buffer; nothing is kept.
+        """Some rows of a tensor that is near, at the beginning of a buffer; nothing is kept.
 
         Args:
             name: the tensor.
@@ -174,18 +174,29 @@ class FileTensors(Mapping[str, Tensor]):
         made = into[:count]
         with self._readable():
             if isinstance(rows, slice):
-                self._load([start + first * width], among * width, made)
+                self._load(name, [start + first * width], among * width, made)
             elif among * width <= count * (width + _PIECE_BYTES):
                 every = into.new_empty(among, *place.shape[1:])
-                self._load([start + first * width], among * width, every)
+                self._load(name, [start + first * width], among * width, every)
                 torch.index_select(every, 0, rows - first, out=made)
             else:
-                self._load((start + rows * width).tolist(), width, made)
+                self._load(name, (start + rows * width).tolist(), width, made)
         return made
 
-    def _load(self, starts: Sequence[int], width: int, into: Shaped[Tensor, "..."]) -> None:
+    def is_near(self, name: str) -> bool:
+        """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep the whole."""
+        return self._store.streams or self._load_kept(name, [], 0, np.empty(0, np.uint8))
+
+    def _load(self, name: str, starts: Sequence[int], width: int, into: Shaped[Tensor, "..."]) -> None:
         room = into.view(-1).numpy().view(np.uint8)
-        self._store.load_pieces(self._entry.file, starts, width, self._entry.checksum, room)
+        if self._store.streams:
+            self._store.load_pieces(self._entry.file, starts, width, self._entry.checksum, room)
+        elif not self._load_kept(name, starts, width, room):  # a cache has made room meanwhile
+            whole, first = self.fetch(name).result(), self._spans[name].start
+            room[:] = np.concatenate([whole[start - first : start - first + width] for start in starts])
+
+    def _load_kept(self, name: str, starts: Sequence[int], width: int, room: UInt8[np.ndarray, "bytes"]) -> bool:
+        return self._store.load_kept(self._entry.file, self._spans[name], self._entry.checksum, (starts, width), room)
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:

@@ -156,7 +156,7 @@ class Segment:
     ) -> Iterator[Shaped[Tensor, "rows ..."]]:
         """Some rows of a tensor that the segment must have, at most `at_once` at a time in one and the same buffer."""
         place, count = self._place(name), rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        if not self.store.streams:
+        if not self.loaded.of(self).is_near(name):
             yield from self.required(name)[rows].split(at_once)
             return
         into = torch.empty(min(at_once, count), *place.shape[1:], dtype=place.dtype)

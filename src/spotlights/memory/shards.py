@@ -13,7 +13,7 @@ from spotlights.memory.format.manifest import LayerEntry, Manifest
 
 def whole(entries: Sequence[LayerEntry], parameter: str, parts: Sequence[Tensor | None]) -> Shaped[Tensor, "..."]:
     """A parameter, or a tensor of its shape, from the parts of all processes."""
-    made = None
+    joined = None
     for entry, part in zip(entries, parts, strict=True):
         box = entry.shards.get(parameter, [])
         if not box:
@@ -25,10 +25,10 @@ def whole(entries: Sequence[LayerEntry], parameter: str, parts: Sequence[Tensor 
             return part
         if list(part.shape) != [one.stop - one.start for one in place]:
             raise MemoryFormatError(f'A process of the run has written a part of "{parameter}" of another shape.')
-        made = part.new_zeros(entry.shape_of(parameter)) if made is None else made
-        made[place] = part
-    assert made is not None, "some process writes the parameter"
-    return made
+        joined = part.new_zeros(entry.shape_of(parameter)) if joined is None else joined
+        joined[place] = part
+    assert joined is not None, "some process writes the parameter"
+    return joined
 
 
 class WholeTensors(Mapping[str, Tensor]):

@@ -22,7 +22,7 @@ from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
 from spotlights.query.forecast import forecast
 from spotlights.query.forward import ForwardPass, InputRows, Target, parts_of
-from spotlights.query.history import Asked, History, Targets, find_history
+from spotlights.query.history import AskedNetwork, History, Targets, find_history
 from spotlights.query.influence import RULES, Influence, LayerInfluence, unsupported_influence
 from spotlights.query.joint import (
     MOST,
@@ -314,7 +314,7 @@ class Attention(LayerMeasured):
 class Spotlights(dict[str, Attention]):
     """The attention of every layer, by name; made by `Memory.attend`."""
 
-    def __init__(self, attentions: dict[str, Attention], output: Any, asked: Asked) -> None:
+    def __init__(self, attentions: dict[str, Attention], output: Any, asked: AskedNetwork) -> None:
         super().__init__(attentions)
         self.asked = asked
         """The view, the model and the inputs."""

@@ -404,7 +404,7 @@ def join_tops(tops: Sequence[Top], k: int, by: str) -> Top:
     for name in dict.fromkeys([by, *(name for top in tops for name in top.columns)]):
         held = [column(top, name) for top in tops]
         columns[name] = [
-            [[[*(value for each in held for value in each[q][0])][place] for place in order[q, 0].tolist()]]
+            [[[*(value for ranking in held for value in ranking[q][0])][place] for place in order[q, 0].tolist()]]
             for q in range(len(values))
         ]
     errors = [top.standard_errors for top in tops if top.standard_errors is not None]

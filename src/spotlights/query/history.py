@@ -59,7 +59,7 @@ _LARGE_KAPPA = 10.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedNetwork:
     """A network and what it is asked about."""
 
     view: View
@@ -67,7 +67,7 @@ class Asked:
     inputs: Any
 
 
-def find_history(asked: Asked, target: Targets, progress: Progress) -> History:
+def find_history(asked: AskedNetwork, target: Targets, progress: Progress) -> History:
     """Sweeps back over all of training once; `Spotlights.history` says what the arguments are."""
     view, reader = asked.view, asked.view.reader
     rule = rule_of(reader)  # refuses memories without errors, without visits, or of an optimizer without a rule

@@ -217,9 +217,9 @@ class _Backwards:
         new = course.curve[:, s + 1]
         if not move.joins:
             replica.set(after, self._statistics_at(s + 1))
-            made = replica.numbers()
-            course.add(self._reason(s), new - made)
-            new = made
+            answer = replica.numbers()
+            course.add(self._reason(s), new - answer)
+            new = answer
         old = self._look(s, before)
         if self._statistics:  # the forward pass of the step has renewed them before the weights moved
             replica.set(before, self._statistics_at(s + 1))
@@ -337,7 +337,7 @@ def _dot(a: Tensor, b: Tensor) -> float:
     return float(torch.dot(a.reshape(-1).to(b.dtype), b.reshape(-1)))
 
 
-def _relative_difference(made: list[Tensor], trained: list[Tensor]) -> float:
-    apart = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(made, trained, strict=True))
+def _relative_difference(replayed: list[Tensor], trained: list[Tensor]) -> float:
+    apart = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(replayed, trained, strict=True))
     size = sum(float(b.double().square().sum()) for b in trained)
     return (apart / size) ** 0.5 if size else 0.0

@@ -100,7 +100,7 @@ class VisitErrorsReducer(Reducer):
 
 
 @dataclass(frozen=True, eq=False)
-class Visits:
+class JointVisits:
     """What the joint estimate has to know of each visit."""
 
     loss: str
@@ -114,7 +114,7 @@ class Visits:
     """What a visit adds to the mean ρ of its example, divided by its rows: how wrong the network was, with a sign."""
 
 
-def find_visits(view: View, layer: str, loss: str | None) -> Visits:
+def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     """Passes once over the errors of the layer that answers."""
     reader, recorded = view.reader, view.reader.layer(layer)
     steps = max(reader.steps, 1)
@@ -145,7 +145,7 @@ def find_visits(view: View, layer: str, loss: str | None) -> Visits:
     taught = _step_numbers(reader, layer, view.until)[at] / scale * rho / rows
     taught = torch.where(scale > 0, taught, 0.0)
     keys = places * steps + at
-    return Visits(
+    return JointVisits(
         loss,
         VisitNumbers(examples, keys, steps, weight),
         VisitNumbers(examples, keys, steps, taught),
@@ -283,7 +283,7 @@ class Joint:
 
     view: View
     answering: str
-    visits: Visits
+    visits: JointVisits
     layers: dict[str, LayerGradients]
     gram: Gram
 

@@ -62,8 +62,8 @@ def find_passages(
             f"tokens={list(tokens)}: there are tokens 0 to {rows - 1}; negative ones count from the end."
         )
     asked = sorted({token % rows for token in tokens})
-    chosen = attention.at(asked)
-    measured = chosen if target is None else chosen.contributions(target, rows=True)
+    of_tokens = attention.at(asked)
+    measured = of_tokens if target is None else of_tokens.contributions(target, rows=True)
     hits = _hits(measured, asked, k * HITS_PER_PASSAGE, len(text))
     passages = [_passage(span, text) for span in _merged([(*sentence_at(text, h.position, around), [h]) for h in hits])]
     passages.sort(key=lambda passage: (-passage.score, passage.start))

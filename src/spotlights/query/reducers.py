@@ -474,9 +474,22 @@ class KeyMomentsReducer(Reducer):
 def add_moments(moments: Tensor, keys: Iterable[StoredRows], visits: Tensor | None = None) -> None:
     """Adds all but the last row, which follows by symmetry."""
     for some in keys:
+        if isinstance(some.rows, SparseRows) and some.rows.places.shape[1] == 1 and visits is None:
+            _add_tokens(moments, some.rows, some.scale)
+            continue
         rows = dense(some.rows) if some.scale is None else dense(some.rows) * some.scale[:, None]
         counts = None if visits is None else visits[some.place].to(rows.dtype)
         weighted = rows if counts is None else rows * counts[:, None]
         moments[:-1, :-1] += weighted.T @ rows
         moments[:-1, -1] += weighted.sum(dim=0)
         moments[-1, -1] += len(rows) if counts is None else counts.sum()
+
+
+def _add_tokens(moments: Tensor, rows: SparseRows, scale: Tensor | None) -> None:
+    """The same for keys with one number each: nothing but the diagonal and the last column."""
+    amounts = rows.amounts.flatten().double()
+    amounts = amounts if scale is None else amounts * scale
+    places = rows.places.flatten()
+    moments.diagonal()[:-1].index_add_(0, places, amounts.square())
+    moments[:-1, -1].index_add_(0, places, amounts)
+    moments[-1, -1] += len(places)

@@ -95,15 +95,15 @@ class Replica:
             last = place == len(numbers) - 1
             own = torch.autograd.grad(number, self._parameters, retain_graph=not last, allow_unused=True)
             by_parameter = dict(zip(map(id, self._parameters), own, strict=True))
-            found = [by_parameter[id(place.parameter)] for place in self._places]
+            in_order = [by_parameter[id(place.parameter)] for place in self._places]
             del own, by_parameter  # so that the next number's gradients take their place
-            yield [None if g is None else p.kept(g).cpu() for p, g in zip(self._places, found, strict=True)]
+            yield [None if g is None else p.kept(g).cpu() for p, g in zip(self._places, in_order, strict=True)]
 
     def _of(self, output: Any) -> Float[Tensor, "numbers"]:
-        chosen = [numbers_of_interest(output, target) for target in self._targets.values()]
-        if len({len(numbers) for numbers in chosen}) > 1:
+        answers = [numbers_of_interest(output, target) for target in self._targets.values()]
+        if len({len(numbers) for numbers in answers}) > 1:
             raise SettingError("Every target must give one number for each input, the same count for all targets.")
-        return torch.cat(chosen)
+        return torch.cat(answers)
 
 
 class _Place:

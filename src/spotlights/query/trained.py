@@ -22,7 +22,7 @@ from spotlights.query.forward import parameters_of
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameters:
     """A layer's parameters as they were after a step, all of them or some entries."""
 
     source: str
@@ -42,7 +42,7 @@ class Trained:
 
 def trained_parameters(
     reader: MemoryReader, layer: str, until: int, model: nn.Module | None = None, *, own_final: bool = True
-) -> Trained:
+) -> TrainedParameters:
     """The parameters of the model, else the recorded final ones, else the probed entries of the step log.
 
     `own_final`: take the final weights as they are, also if they were changed after the last step.
@@ -50,17 +50,19 @@ def trained_parameters(
     entry, names = reader.manifest.layers[layer], _names(reader.manifest.layers[layer])
     if model is not None:
         own = parameters_of(model, entry)
-        return Trained("the model", {name: plain(own[name]).reshape(-1) for name in names}, {})
+        return TrainedParameters("the model", {name: plain(own[name]).reshape(-1) for name in names}, {})
     at_the_end = reader.final is not None and until == reader.manifest.steps
     if at_the_end and (own_final or not moved_at_the_end(reader, layer)):
         assert reader.final is not None
-        return Trained("final weights", {name: reader.final[f"{layer}/{name}"].reshape(-1) for name in names}, {})
+        return TrainedParameters(
+            "final weights", {name: reader.final[f"{layer}/{name}"].reshape(-1) for name in names}, {}
+        )
     kept = {name: probed_entries(reader.initial[f"{layer}/{name}"].numel()) for name in entry.trained}
     parameters = {name: reader.initial[f"{layer}/{name}"].reshape(-1) for name in names}
     for name, entries in kept.items():
         logged = reader.log(layer).probed[name][until - 1 : until]
         parameters[name] = logged[0] if until else parameters[name][entries]
-    return Trained(f"samples at step {until}", parameters, kept)
+    return TrainedParameters(f"samples at step {until}", parameters, kept)
 
 
 def _names(entry: LayerEntry) -> list[str]:

@@ -32,7 +32,7 @@ _PASSED_ON = {"SGD": ("momentum_buffer",), "Adam": ("exp_avg", "exp_avg_sq"), "A
 
 
 @dataclass(frozen=True, eq=False)
-class Adjoint:
+class ExampleDerivatives:
     """What the sweep back found."""
 
     values: dict[int, Float[Tensor, "numbers"]]
@@ -53,7 +53,7 @@ class _Step:
 
 def sweep_back(
     source: Source, answer: Callable[[Any], Float[Tensor, "numbers"]], told: Callable[[float], object]
-) -> Adjoint:
+) -> ExampleDerivatives:
     """Goes back over all steps of a recipe; `answer` gives the numbers of interest of a model."""
     values: dict[int, Tensor] = {}
     bounds = source.bounds
@@ -67,7 +67,7 @@ def sweep_back(
             adjoint.back(run, step, source.step(step).batches, steps.pop(), values)
             told((bounds[-1] - step) / bounds[-1])
     assert adjoint is not None
-    return Adjoint(values, adjoint.size() / adjoint.started)
+    return ExampleDerivatives(values, adjoint.size() / adjoint.started)
 
 
 def _steps(run: Rerun, steps: range) -> list[_Step]:

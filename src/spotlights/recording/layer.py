@@ -25,7 +25,7 @@ from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
 from spotlights.memory.slots import FEATURES, UNITS, GradientBlock, Rows, plain, random_sums
 from spotlights.recording.settings import RecordingSettings
-from spotlights.recording.shards import Shard, local, local_version, shards_of, without_numbers
+from spotlights.recording.shards import ParameterShard, local, local_version, shards_of, without_numbers
 from spotlights.sparse_rows import SparseRows
 from spotlights.torch_internals import version
 
@@ -367,7 +367,7 @@ class _ProbedEntries:
             return self._view[::every].copy()
         return self._view[tuple(places[::every] for places in self._index)]
 
-    def _of_shard(self, shard: Shard) -> Shaped[np.ndarray, "sample"]:
+    def _of_shard(self, shard: ParameterShard) -> Shaped[np.ndarray, "sample"]:
         """Those entries that this process writes; 0 in the place of others, so that all processes' add up."""
         if self._index is None:
             places = np.arange(shard.numel)[self._slice]

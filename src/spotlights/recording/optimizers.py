@@ -92,15 +92,15 @@ def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
 
 def _unwrapped(given: Any) -> torch.optim.Optimizer:
     """The optimizer itself, of one that a library (accelerate, Lightning) has wrapped."""
-    found = given
+    optimizer = given
     for _ in range(8):
-        inner = getattr(found, "optimizer", None)
+        inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer) and not hasattr(inner, "optimizer"):
             break
-        found = inner
-    if not isinstance(found, torch.optim.Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(
             f"sl.record needs the optimizer that trains the model, not {given!r}. Give a torch.optim.Optimizer, or a "
             "list of them if several train the model."
         )
-    return found
+    return optimizer

@@ -157,7 +157,7 @@ class RecipeNotes:
         self._last_step = now
         entries = gradient_entries(self._parameters)
         sizes = [min(64, p.numel()) for p in self._parameters.values()]
-        if any(found is not None for found in entries) and not (
+        if any(entry is not None for entry in entries) and not (
             self._used and all("example" in batch.announced.columns for batch in self._used)
         ):
             raise UnsupportedError(

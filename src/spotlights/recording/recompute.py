@@ -26,7 +26,7 @@ from spotlights.memory.reader import MemoryReader, Part
 from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
 from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
 from spotlights.memory.writer import SEGMENT_BYTES
-from spotlights.recording.adjoint import Adjoint, sweep_back
+from spotlights.recording.adjoint import ExampleDerivatives, sweep_back
 from spotlights.recording.recorder import Recorder
 from spotlights.recording.rerun import Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
@@ -145,7 +145,9 @@ class Recomputation:
         with self._lock:
             record(self.source, store, steps, told, overwrite=overwrite)
 
-    def sweep_back(self, answer: Callable[[nn.Module], Tensor], told: Told) -> tuple[Adjoint, Sequence[str] | None]:
+    def sweep_back(
+        self, answer: Callable[[nn.Module], Tensor], told: Told
+    ) -> tuple[ExampleDerivatives, Sequence[str] | None]:
         """The derivative of some numbers with respect to each example's weight; and the names of examples."""
         run_threads = Rerun(self.source, self.source.checkpoints[0]).threads
         with self._lock, as_recorded(run_threads):

@@ -41,7 +41,7 @@ def local_version(tensor: Shaped[Tensor, "..."]) -> int:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ParameterShard:
     """The part of a parameter that this process holds, as a part of the matrix or vector in the memory."""
 
     box: tuple[slice, ...]
@@ -80,7 +80,7 @@ class Shard:
         return [end for part in self.box for end in (part.start, part.stop)] if self.first else []
 
 
-def shards_of(linear: LinearMap, name: str) -> dict[str, Shard]:
+def shards_of(linear: LinearMap, name: str) -> dict[str, ParameterShard]:
     """The shards of a layer's parameters by name; empty if the model is not sharded."""
     return {
         parameter: _shard(part, lambda tensor, parameter=parameter: linear.kept(parameter, tensor), name)
@@ -89,7 +89,7 @@ def shards_of(linear: LinearMap, name: str) -> dict[str, Shard]:
     }
 
 
-def _shard(part: WeightPart, kept: Callable[[Tensor], Tensor], layer: str) -> Shard:
+def _shard(part: WeightPart, kept: Callable[[Tensor], Tensor], layer: str) -> ParameterShard:
     parameter: Any = part.parameter
     mesh, placements = parameter.device_mesh, parameter.placements
     by_rows = [number for number, placement in enumerate(placements) if placement.is_shard()]
@@ -121,7 +121,9 @@ def _shard(part: WeightPart, kept: Callable[[Tensor], Tensor], layer: str) -> Sh
     box[dim] = slice(*(min(max(end, 0), matrix.shape[dim]) for end in ends))
     at = sum(part.start * stride for part, stride in zip(box, strides, strict=True))
     offset = matrix.storage_offset() + at - start * row
-    return Shard(tuple(box), tuple(strides), offset, tuple(matrix.shape), whole=count == 1, first=not any(replicas))
+    return ParameterShard(
+        tuple(box), tuple(strides), offset, tuple(matrix.shape), whole=count == 1, first=not any(replicas)
+    )
 
 
 def without_numbers(linear: LinearMap) -> LinearMap:
@@ -154,10 +156,10 @@ class WholeParameters:
     def meet(self, *args: object) -> None:
         """Before a call. torch makes the whole parameters once; other ones are met again."""
         known = {id(parameter) for parameter in self._parameters}
-        found = list(self._module.parameters())
-        if any(id(parameter) not in known for parameter in found):
+        held = list(self._module.parameters())
+        if any(id(parameter) not in known for parameter in held):
             self.remove()
-            self._parameters, self._handles = found, self._use()
+            self._parameters, self._handles = held, self._use()
 
     def remove(self) -> None:
         for handle in self._handles:

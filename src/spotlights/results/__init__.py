@@ -3,6 +3,7 @@
 from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
 from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
+from spotlights.results.pages import TablePage
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.replayed import ReplayedInfluence
 from spotlights.results.suspects import Suspects
@@ -24,6 +25,7 @@ __all__ = [
     "ReplayedInfluence",
     "Rest",
     "Suspects",
+    "TablePage",
     "TitledTable",
     "Top",
     "Totals",

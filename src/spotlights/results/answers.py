@@ -128,8 +128,8 @@ class Top(QueryAnswer):
 
         self._check(query)
         values = self.values[query].where(self.slots[query] >= 0, float("nan")).numpy()
-        each = f" of each {self.per}" if self.per else ""
-        title = f"{self.what}s of the top {values.shape[1]} {self._what}{each} in {self.layer}"
+        of_each = f" of each {self.per}" if self.per else ""
+        title = f"{self.what}s of the top {values.shape[1]} {self._what}{of_each} in {self.layer}"
         return TopPanel(values, self.groups, self.what, self.per, title, self.note)
 
     def plot(self, query: int = 0, **options: Any) -> Figure:

@@ -48,11 +48,11 @@ class Passage:
     @property
     def best(self) -> dict[int, Hit]:
         """Each token's best hit."""
-        found: dict[int, Hit] = {}
+        best_of: dict[int, Hit] = {}
         for hit in self.hits:
-            if hit.token not in found or hit.score > found[hit.token].score:
-                found[hit.token] = hit
-        return found
+            if hit.token not in best_of or hit.score > best_of[hit.token].score:
+                best_of[hit.token] = hit
+        return best_of
 
     @property
     def attended(self) -> set[int]:

@@ -18,8 +18,8 @@ from spotlights.results.tables import FEW, Printable, build_rows, frame
 if TYPE_CHECKING:
     import pandas
 
-TRUSTED = 30.0
-"""Up to this growth the derivative was a good forecast of leaving out a tenth (docs/truth.md)."""
+TRUSTED = 2.0
+"""Up to this growth the derivative was measured to be a good forecast of leaving out a tenth (docs/truth.md)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class ReplayedInfluence(Printable):
 
     @property
     def trusted(self) -> bool:
-        """Whether the adjoint has grown so little that a derivative says what leaving out a tenth would do."""
+        """Whether the adjoint has grown no more than where the derivative was measured to be a good forecast."""
         return bool(self.growth.median() <= TRUSTED)
 
     @property
@@ -48,7 +48,7 @@ class ReplayedInfluence(Printable):
         grown = f"the adjoint has grown {float(self.growth.median()):.3g} times"
         if self.trusted:
             return f"exact to first order, for this trajectory; {grown}"
-        return f"not to be trusted: {grown}, so that small changes early in training do not stay small"
+        return f"not to be trusted: {grown}, so small changes early in training do not stay small"
 
     def without(self, examples: Sequence[Label]) -> Float[Tensor, "inputs"]:
         """How much each number would change without some examples."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotlights.errors import SettingError
+from spotlights.results.pages import TablePage, table_page
 
 if TYPE_CHECKING:
     import pandas
@@ -36,12 +38,23 @@ class Printable:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=WIDTH, no_color=True)
+        console = Console(width=WIDTH, no_color=True, force_jupyter=False)  # a notebook would show it at once
         with console.capture() as capture:
             console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
     __repr__ = __str__
+
+    def page(self, picture: Callable[[int], str] | None = None) -> TablePage:
+        """The table as HTML, to show or `save`; `picture` makes HTML of an example (`subject.pictured` knows how)."""
+        return table_page(self.table(), getattr(self, "what", None), picture)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Writes the table as a file that any browser opens. `subject.pictured(…).save(path)` adds pictures."""
+        return self.page().save(path)
+
+    def _repr_html_(self) -> str:
+        return self.page().html
 
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

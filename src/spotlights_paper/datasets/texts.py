@@ -76,8 +76,8 @@ class Vocabulary:
 
     def decode(self, numbers: Int64[Tensor, "tokens"]) -> Sequence[str]:
         """The way back."""
-        found = [self.tokens[number] for number in numbers.tolist()]
-        return "".join(found) if self.unit == "character" else found
+        tokens = [self.tokens[number] for number in numbers.tolist()]
+        return "".join(tokens) if self.unit == "character" else tokens
 
 
 def split_text(text: str, unit: str, *, spaced: bool = False) -> Sequence[str]:

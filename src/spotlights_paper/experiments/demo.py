@@ -123,14 +123,14 @@ def run(settings: DemoSettings, console: Console) -> DemoOutcome:
     console.print(verification)
 
     said = answers(network, test)
-    chosen = choose(said, test.labels, settings.explained)
+    positions = choose(said, test.labels, settings.explained)
     with console.status("Asking about three test images"):
-        spotlights = memory.attend(network, test.inputs[chosen])
+        spotlights = memory.attend(network, test.inputs[positions])
         explanation = explain(memory, spotlights)
-        contributions = spotlights[list(spotlights)[-1]].contributions(said[chosen])
+        contributions = spotlights[list(spotlights)[-1]].contributions(said[positions])
         strongest = contributions.top(3, by="example"), contributions.bottom(3, by="example")
     explained = []
-    for query, position in enumerate(chosen.tolist()):
+    for query, position in enumerate(positions.tolist()):
         example, truth, answer = int(test.ids[position]), int(test.labels[position]), int(said[position])
         title = f"test example {example} of {settings.data}"
         pixels = test.pixels[position]

@@ -49,11 +49,11 @@ class Images:
 
     def position(self, example: int) -> int:
         """Where the example with this id is."""
-        found = (self.ids == example).nonzero()
-        if not len(found):
+        places = (self.ids == example).nonzero()
+        if not len(places):
             low, high = int(self.ids.min()), int(self.ids.max())
             raise UnknownNameError(f"No example {example} among these. Their ids lie in {low} to {high}.")
-        return int(found[0])
+        return int(places[0])
 
     def pixels_of(self, example: int) -> np.ndarray:
         """The picture of the example with this id."""

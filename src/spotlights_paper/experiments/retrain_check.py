@@ -7,6 +7,7 @@ forecast: it takes out what the group taught, and leaves what the others taught 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +70,22 @@ class RetrainCheck(Printable):
         return build(f"{self.subject} without {self.without}", names, rows, note)
 
 
-def retrain_check(subject: sl.Subject, without: str) -> RetrainCheck:
+def retrain_check(subject: sl.Subject, without: str | sl.Decisions) -> RetrainCheck:
     """Trains again without a group, and compares.
 
     Args:
         subject: has labels, and says how to train again (`retrain`).
-        without: a selection: "label=3", "source=fashion-mnist", "example=17,42".
+        without: a selection: "label=3", "source=fashion-mnist", "example=17,42"; or decisions of an audit. Of these the
+            dropped examples are left out; so are the relabelled ones, if `retrain` takes no new labels.
     """
+    labelled: dict[int, int] = {}
+    if isinstance(without, sl.Decisions):
+        changed = [*without.dropped, *without.relabelled]
+        if not changed:
+            raise SettingError("These decisions drop and relabel nothing: there is nothing to retrain without.")
+        if subject.retrain is not None and len(inspect.signature(subject.retrain).parameters) > 1:
+            labelled = without.relabelled
+        without = f"example={','.join(map(str, changed))}"
     selections = parse_selections(without)
     if len(selections) != 1:
         raise SettingError(f"--without {without!r}: give one selection, such as label=3 or source=mnist label=3,5.")
@@ -104,7 +114,8 @@ def retrain_check(subject: sl.Subject, without: str) -> RetrainCheck:
         raise SettingError(f"No training example is in this group ({without}): there is nothing to leave out.")
     with stage("masking"):
         masked_model = memory.without(**group).primal(model)
-    networks = [model, subject.retrain(left_out), masked_model]
+    gone = [example for example in left_out if example not in labelled]
+    networks = [model, subject.retrain(gone, labelled) if labelled else subject.retrain(gone), masked_model]
     with torch.no_grad():
         before, after, masked = (margin(_answer(network.eval(), batch)).double() for network in networks)
     sources = inputs.sources or [""] * len(inputs)

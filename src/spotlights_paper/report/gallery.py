@@ -104,9 +104,9 @@ def _command(run: Any) -> str:
 
 
 def _schematic(runs: Sequence[Path]) -> Iterator[Exhibit]:
-    found = _first(runs, "mnist-single", "paper", "quick")
-    if found is not None and found[1].cases:
-        run, results = found
+    first_run = _first(runs, "mnist-single", "paper", "quick")
+    if first_run is not None and first_run[1].cases:
+        run, results = first_run
         yield Exhibit(
             "Figures 1 and 2: one layer, two forms",
             "A linear layer as a matrix that is multiplied with its input, and the same layer as an attention over all "
@@ -119,11 +119,11 @@ def _schematic(runs: Sequence[Path]) -> Iterator[Exhibit]:
 
 def _cases(runs: Sequence[Path], judged: list[Judged], where: str) -> Iterator[Exhibit]:
     for figure, (experiment, paper) in CASES.items():
-        found = _first(runs, experiment, "paper", "quick") if figure.rstrip("abcdef") == where else None
-        case = next((case for case in found[1].cases if case.figure == figure), None) if found else None
-        if found is None or case is None:
+        first_run = _first(runs, experiment, "paper", "quick") if figure.rstrip("abcdef") == where else None
+        case = next((case for case in first_run[1].cases if case.figure == figure), None) if first_run else None
+        if first_run is None or case is None:
             continue
-        run, results = found
+        run, results = first_run
         numbers = FIGURES[figure]
         mine = [j for j in judged if covers(j.statement.shown, "Figure", numbers)]
         if figure in ("3a", "10d"):
@@ -154,9 +154,9 @@ def _table_1(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
 
 
 def _continual(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
-    found = _first(runs, "mnist-continual", "paper", "quick")
-    if found is not None:
-        run, results = found
+    first_run = _first(runs, "mnist-continual", "paper", "quick")
+    if first_run is not None:
+        run, results = first_run
         yield Exhibit(
             "Section 5.4 and Remark 3.1: nothing is forgotten",
             "All of training is still in the memory. With a mask on the second task the network would be as good at "
@@ -169,9 +169,9 @@ def _continual(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
 
 
 def _time(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
-    found = _first(runs, "mnist-single", "paper", "quick")
-    if found is not None and found[1].cases:
-        run, results = found
+    first_run = _first(runs, "mnist-single", "paper", "quick")
+    if first_run is not None and first_run[1].cases:
+        run, results = first_run
         words = ("top 500 are spread", "most recent", "towards the end", "time does not matter")
         yield Exhibit(
             "Section 5.2: time",
@@ -185,10 +185,10 @@ def _time(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
 
 def _passages(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
     for experiment, numbers in (("aesop-char", (2, 3, 4)), ("wikitext2-word", (5, 6, 7))):
-        found = _first(runs, experiment, "paper", "laptop", "quick")
-        if found is None or not found[1].tables:
+        first_run = _first(runs, experiment, "paper", "laptop", "quick")
+        if first_run is None or not first_run[1].tables:
             continue
-        run, results = found
+        run, results = first_run
         shown = []
         for query in results.tables:
             asked = f"Table {query.number}: “… {query.query}”, continued “{query.continuation.strip()}”"

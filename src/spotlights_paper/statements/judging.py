@@ -31,7 +31,7 @@ class NotThereError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class Findings:
     """One run and its results."""
 
     run: Any
@@ -46,10 +46,10 @@ class Found:
 
     def query(self, table: int) -> Any:
         """The passages for the query of one of the paper's tables."""
-        found = next((each for each in self.results.tables if each.number == table), None)
-        if found is None:
+        query = next((each for each in self.results.tables if each.number == table), None)
+        if query is None:
             raise NotThereError(f"no query of Table {table}")
-        return found
+        return query
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Statement:
     """In our own words."""
     numbers: str
     """What our numbers are, with a format for each: "{:.0%} of the images"."""
-    check: Callable[[Found], Verdict]
+    check: Callable[[Findings], Verdict]
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ STATEMENTS: list[Statement] = []
 
 def statement(
     section: str, shown: str, experiment: str, text: str, numbers: str, presets: tuple[str, ...] = ("paper", "quick")
-) -> Callable[[Callable[[Found], Verdict]], Callable[[Found], Verdict]]:
+) -> Callable[[Callable[[Findings], Verdict]], Callable[[Findings], Verdict]]:
     """Enters a check into the list."""
 
-    def enter(check: Callable[[Found], Verdict]) -> Callable[[Found], Verdict]:
+    def enter(check: Callable[[Findings], Verdict]) -> Callable[[Findings], Verdict]:
         STATEMENTS.append(Statement(section, shown, experiment, presets, text, numbers, check))
         return check
 
@@ -120,18 +120,18 @@ def statement(
 
 def judge(folders: Iterable[Path]) -> list[Judged]:
     """Every statement that some of the runs can be asked about, in the order of the paper."""
-    runs = [Found(load_run(folder), load_results(folder)) for folder in folders]
+    runs = [Findings(load_run(folder), load_results(folder)) for folder in folders]
     judged = []
-    for each in sorted(STATEMENTS, key=lambda each: each.section):
+    for statement in sorted(STATEMENTS, key=lambda statement: statement.section):
         verdicts = []
-        for found in runs:
-            if found.run.experiment == each.experiment and found.run.preset in each.presets:
+        for findings in runs:
+            if findings.run.experiment == statement.experiment and findings.run.preset in statement.presets:
                 try:
-                    verdicts.append(each.check(found))
+                    verdicts.append(statement.check(findings))
                 except NotThereError:
                     continue
         if verdicts:
-            judged.append(Judged(each, verdicts))
+            judged.append(Judged(statement, verdicts))
     return judged
 
 
@@ -174,11 +174,11 @@ def at(case: Case, results: Any) -> tuple[int, int]:
 
 def share_of_top(case: Case, keep: Callable[[int, int], bool]) -> list[float]:
     """The share of each layer's top slots, of all classes together, of some tasks and labels."""
-    found = []
+    shares = []
     for layer in case.layers:
         tasks, labels = np.divmod(layer.top_category, layer.totals.shape[1])
-        found.append(float(np.mean([keep(int(t), int(c)) for t, c in zip(tasks, labels, strict=True)])))
-    return found
+        shares.append(float(np.mean([keep(int(t), int(c)) for t, c in zip(tasks, labels, strict=True)])))
+    return shares
 
 
 def accuracy(section: str, experiment: str, source: str) -> None:
@@ -186,6 +186,6 @@ def accuracy(section: str, experiment: str, source: str) -> None:
     paper = ACCURACIES[experiment][source]
 
     @statement(section, "", experiment, f"Test accuracy on {source}, at the end: {paper:.0f} %.", "{:.1f} %")
-    def _check(found: Found) -> Verdict:
-        ours = 100 * found.run.accuracy[source]
+    def _check(findings: Findings) -> Verdict:
+        ours = 100 * findings.run.accuracy[source]
         return abs(ours - paper) <= 1, (ours,)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from spotlights_paper.experiments.paper import TABLE_1, TABLE_1_COLUMNS, holds
-from spotlights_paper.statements.judging import SINGLE, Found, Verdict, accuracy, at, rank, statement, top_mean
+from spotlights_paper.statements.judging import SINGLE, Findings, Verdict, accuracy, at, rank, statement, top_mean
 
 
 @statement("5.1", "", SINGLE, "The keys take about 3 · 800 numbers for each slot.", "{:.0f} numbers")
-def _size(found: Found) -> Verdict:
-    numbers = 784 + sum(found.run.settings["hidden"])
+def _size(findings: Findings) -> Verdict:
+    numbers = 784 + sum(findings.run.settings["hidden"])
     return abs(numbers / 2400 - 1) < 0.05, (float(numbers),)
 
 
 @statement("5.2", "", SINGLE, "3,000 updates of 128 images make 384,000 slots.", "{:,.0f}")
-def _slots(found: Found) -> Verdict:
-    return found.run.slots == 384_000, (float(found.run.slots),)
+def _slots(findings: Findings) -> Verdict:
+    return findings.run.slots == 384_000, (float(findings.run.slots),)
 
 
 accuracy("5.2", SINGLE, "mnist")
 
 
 @statement("5.2", "Figure 3", SINGLE, "The “6” is answered rightly.", "answer {:.0f}")
-def _six_is_right(found: Found) -> Verdict:
-    case = found.case("3a")
+def _six_is_right(findings: Findings) -> Verdict:
+    case = findings.case("3a")
     return case.right, (float(case.output),)
 
 
@@ -36,9 +36,9 @@ def _class_is_high(section: str, shown: str, figure: str, name: str) -> None:
         f"Slots of class {name} have high scores in all layers (among the three highest of ten, by the top 500).",
         "ranks {:.0f}, {:.0f}, {:.0f}",
     )
-    def _check(found: Found) -> Verdict:
-        case = found.case(figure)
-        ranks = [rank(top_mean(layer), at(case, found.results)) for layer in case.layers]
+    def _check(findings: Findings) -> Verdict:
+        case = findings.case(figure)
+        ranks = [rank(top_mean(layer), at(case, findings.results)) for layer in case.layers]
         return max(ranks) <= 3, tuple(map(float, ranks))
 
 
@@ -52,14 +52,14 @@ _class_is_high("5.2", "Figure 4", "3a", "6")
     "Some slots of class 0 have scores comparable with or higher than those of class 6 (largest score, at least 90 %).",
     "{:.0%}, {:.0%}, {:.0%} of class 6",
 )
-def _zeros_compare(found: Found) -> Verdict:
-    shares = [float(layer.top[0, 0, 0] / layer.top[0, 6, 0]) for layer in found.case("3a").layers]
+def _zeros_compare(findings: Findings) -> Verdict:
+    shares = [float(layer.top[0, 0, 0] / layer.top[0, 6, 0]) for layer in findings.case("3a").layers]
     return min(shares) >= 0.9, tuple(shares)
 
 
 @statement("5.2", "Figure 8", SINGLE, "Images of class 0 are among the top images of the “6”.", "in {:.0f} of 3 layers")
-def _zeros_on_top(found: Found) -> Verdict:
-    count = sum(any(image.label == 0 for image in layer.pictures) for layer in found.case("3a").layers)
+def _zeros_on_top(findings: Findings) -> Verdict:
+    count = sum(any(image.label == 0 for image in layer.pictures) for layer in findings.case("3a").layers)
     return count > 0, (float(count),)
 
 
@@ -67,9 +67,9 @@ def _class_has_largest_total(section: str, shown: str, figure: str, name: str) -
     text = f"Class {name} has the largest total score, in all layers."
 
     @statement(section, shown, SINGLE, text, "ranks {:.0f}, {:.0f}, {:.0f}")
-    def _check(found: Found) -> Verdict:
-        case = found.case(figure)
-        ranks = [rank(layer.absolute, at(case, found.results)) for layer in case.layers]
+    def _check(findings: Findings) -> Verdict:
+        case = findings.case(figure)
+        ranks = [rank(layer.absolute, at(case, findings.results)) for layer in case.layers]
         return max(ranks) == 1, tuple(map(float, ranks))
 
 
@@ -83,22 +83,22 @@ _class_has_largest_total("5.2", "Figure 5", "3a", "6")
     "Often the top slot is of another class although the answer is right (over a tenth, in some layer).",
     "{:.0%}, {:.0%}, {:.0%} of the images",
 )
-def _nearest_is_another(found: Found) -> Verdict:
-    shares = [1 - votes.nearest for votes in found.results.other_votes]
+def _nearest_is_another(findings: Findings) -> Verdict:
+    shares = [1 - votes.nearest for votes in findings.results.other_votes]
     return max(shares) > 0.1, tuple(shares)
 
 
 TABLE1 = ("table1", "quick")
 
 
-def _votes(found: Found, column: str) -> list[float]:
-    return [100 * getattr(vote, column) for vote in found.results.votes]
+def _votes(findings: Findings, column: str) -> list[float]:
+    return [100 * getattr(vote, column) for vote in findings.results.votes]
 
 
 for _column, _words in TABLE_1_COLUMNS.items():
 
-    def _cells(found: Found, column: str = _column) -> Verdict:
-        index, ours = list(TABLE_1_COLUMNS).index(column), _votes(found, column)
+    def _cells(findings: Findings, column: str = _column) -> Verdict:
+        index, ours = list(TABLE_1_COLUMNS).index(column), _votes(findings, column)
         held = [holds(cells[index], mine) for cells, mine in zip(TABLE_1.values(), ours, strict=True)]
         return all(held), tuple(ours)
 
@@ -114,8 +114,8 @@ for _column, _words in TABLE_1_COLUMNS.items():
     "{:.1f} < {:.1f} < {:.1f} %",
     TABLE1,
 )
-def _later_is_better(found: Found) -> Verdict:
-    ours = _votes(found, "target_given_right")
+def _later_is_better(findings: Findings) -> Verdict:
+    ours = _votes(findings, "target_given_right")
     return ours[0] < ours[1] < ours[2], tuple(ours)
 
 
@@ -127,8 +127,8 @@ def _later_is_better(found: Found) -> Verdict:
     "{:+.0f}, {:+.0f}, {:+.0f} points",
     TABLE1,
 )
-def _votes_for_the_answer(found: Found) -> Verdict:
-    pairs = zip(_votes(found, "output_given_wrong"), _votes(found, "target_given_wrong"), strict=True)
+def _votes_for_the_answer(findings: Findings) -> Verdict:
+    pairs = zip(_votes(findings, "output_given_wrong"), _votes(findings, "target_given_wrong"), strict=True)
     more = [output - target for output, target in pairs]
     return min(more) > 0, tuple(more)
 
@@ -140,24 +140,24 @@ def _votes_for_the_answer(found: Found) -> Verdict:
     "Scores times the norm of the error show no consistent trend (their vote is worse than the plain one).",
     "{:.0%}, {:.0%}, {:.0%} right",
 )
-def _weighted(found: Found) -> Verdict:
-    votes = found.results.other_votes
+def _weighted(findings: Findings) -> Verdict:
+    votes = findings.results.other_votes
     return all(each.weighted < each.totals for each in votes), tuple(each.weighted for each in votes)
 
 
 @statement(
     "5.2", "", SINGLE, "In the input layer time does not matter (totals of stretches of steps vary by < 5 %).", "{:.1%}"
 )
-def _no_time_in_the_input(found: Found) -> Verdict:
-    share = next(timeline.share for timeline in found.results.over_time if timeline.layer == "layers.0")
+def _no_time_in_the_input(findings: Findings) -> Verdict:
+    share = next(timeline.share for timeline in findings.results.over_time if timeline.layer == "layers.0")
     share = share[:-1] if len(share) > 1 else share  # the last stretch may be shorter
     variation = float(share.std() / share.mean())
     return variation < 0.05, (variation,)
 
 
-def _top_steps(found: Found) -> list[np.ndarray]:
+def _top_steps(findings: Findings) -> list[np.ndarray]:
     """The steps of the top slots of each class for the “6”, by rank, in layers 1 and 2."""
-    return [layer.top_steps[0] for layer in found.case("3a").layers[1:]]
+    return [layer.top_steps[0] for layer in findings.case("3a").layers[1:]]
 
 
 @statement(
@@ -167,20 +167,20 @@ def _top_steps(found: Found) -> list[np.ndarray]:
     "In later layers, slots towards the end of the top 500 are more recent (last fifth of ranks against the first).",
     "{:+,.0f}, {:+,.0f} steps",
 )
-def _recent_towards_the_end(found: Found) -> Verdict:
+def _recent_towards_the_end(findings: Findings) -> Verdict:
     later = []
-    for steps in _top_steps(found):
+    for steps in _top_steps(findings):
         fifth = max(steps.shape[1] // 5, 1)
         later.append(float(steps[:, -fifth:].mean() - steps[:, :fifth].mean()))
     return min(later) > 0, tuple(later)
 
 
-def _tenths(found: Found) -> list[np.ndarray]:
+def _tenths(findings: Findings) -> list[np.ndarray]:
     """How the top slots of each class are spread over the tenths of training, in layers 1 and 2."""
-    edges = np.linspace(0, found.run.settings["steps"], 11)
+    edges = np.linspace(0, findings.run.settings["steps"], 11)
     return [
         np.array([np.histogram(row[row >= 0], edges)[0] / max((row >= 0).sum(), 1) for row in steps])
-        for steps in _top_steps(found)
+        for steps in _top_steps(findings)
     ]
 
 
@@ -191,9 +191,10 @@ def _tenths(found: Found) -> list[np.ndarray]:
     "The top 500 are spread over time without a clear pattern (they fill 8 tenths of training, by entropy).",
     "{:.1f}, {:.1f} tenths",
 )
-def _spread_over_time(found: Found) -> Verdict:
+def _spread_over_time(findings: Findings) -> Verdict:
     filled = [
-        float(np.exp(-(share * np.log(np.where(share > 0, share, 1))).sum(axis=1)).mean()) for share in _tenths(found)
+        float(np.exp(-(share * np.log(np.where(share > 0, share, 1))).sum(axis=1)).mean())
+        for share in _tenths(findings)
     ]
     return min(filled) >= 8, tuple(filled)
 
@@ -205,8 +206,8 @@ def _spread_over_time(found: Found) -> Verdict:
     "The most recent slots are not the most important ones (at most a fifth of the top 500 is of the last tenth).",
     "{:.0%}, {:.0%}",
 )
-def _not_the_last_ones(found: Found) -> Verdict:
-    last = [float(share[:, -1].mean()) for share in _tenths(found)]
+def _not_the_last_ones(findings: Findings) -> Verdict:
+    last = [float(share[:, -1].mean()) for share in _tenths(findings)]
     return max(last) <= 0.2, tuple(last)
 
 
@@ -223,8 +224,8 @@ CLASS_0 = 10245
     "One image of a “0” is among the top images in many settings.",
     "in {:.0f} of {:.0f} layers",
 )
-def _the_zero(found: Found) -> Verdict:
-    layers = [layer for case in found.results.cases for layer in case.layers]
+def _the_zero(findings: Findings) -> Verdict:
+    layers = [layer for case in findings.results.cases for layer in case.layers]
     count = sum(any(image.example == CLASS_0 for image in layer.pictures) for layer in layers)
     return count >= 2, (float(count), float(len(layers)))
 

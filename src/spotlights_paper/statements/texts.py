@@ -6,15 +6,15 @@ characters and its byte order mark it has 185,299 bytes, and our 104 symbols of 
 
 from __future__ import annotations
 
-from spotlights_paper.statements.judging import AESOP, WIKITEXT, Found, NotThereError, Verdict, statement
+from spotlights_paper.statements.judging import AESOP, WIKITEXT, Findings, NotThereError, Verdict, statement
 
 TEXTS = ("paper", "laptop", "quick")
 
 
 def _token(section: str, experiment: str, attribute: str, text: str, low: float, high: float) -> None:
     @statement(section, "", experiment, text, "{:,.0f}", TEXTS)
-    def _check(found: Found) -> Verdict:
-        ours = float(getattr(found.run, attribute))
+    def _check(findings: Findings) -> Verdict:
+        ours = float(getattr(findings.run, attribute))
         return low <= ours <= high, (ours,)
 
 
@@ -28,10 +28,10 @@ def _finds(section: str, experiment: str, table_number: int, text: str, words: t
     """The three best passages by the plain product have one of some words right before «the attended token» ends."""
 
     @statement(section, f"Table {table_number}", experiment, text, "{:.0f} of 3 by dot, {:.0f} by cosine", TEXTS)
-    def _check(found: Found) -> Verdict:
+    def _check(findings: Findings) -> Verdict:
         counts = []
         for kernel in ("dot", "cosine"):
-            ours = next(each for each in found.query(table_number).ours if each.kernel == kernel)
+            ours = next(each for each in findings.query(table_number).ours if each.kernel == kernel)
             shown = [row["text"].split("»")[0].replace("«", "").replace("\n", " ").lower() for row in ours.rows()][:3]
             counts.append(sum(each.endswith(words) for each in shown))
         return counts[0] == 3, tuple(map(float, counts))
@@ -57,10 +57,10 @@ def _papers_passages(section: str, experiment: str) -> None:
     @statement(
         section, "Tables 2 to 4" if experiment == AESOP else "Tables 5 to 7", experiment, text, "{:.0f} of 9", TEXTS
     )
-    def _check(found: Found) -> Verdict:
+    def _check(findings: Findings) -> Verdict:
         ranks = [
             rank.by_position
-            for query in found.results.tables
+            for query in findings.results.tables
             for passage in query.papers
             for rank in passage.ranks
             if (rank.network, rank.kernel) == ("trained", "dot")

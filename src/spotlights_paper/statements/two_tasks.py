@@ -6,7 +6,7 @@ from spotlights_paper.experiments.paper import BEFORE_SWITCH
 from spotlights_paper.statements.judging import (
     CONTINUAL,
     JOINT,
-    Found,
+    Findings,
     Verdict,
     accuracy,
     rank,
@@ -24,8 +24,8 @@ accuracy("5.3", JOINT, "fashion-mnist")
 @statement(
     "5.3", "Figure 6", JOINT, "For the boot, slots of boots dominate the top 500 of the input layer.", "{:.0%} of them"
 )
-def _boots_dominate(found: Found) -> Verdict:
-    share = share_of_top(found.case("3b"), lambda task, label: (task, label) == (1, 9))[0]
+def _boots_dominate(findings: Findings) -> Verdict:
+    share = share_of_top(findings.case("3b"), lambda task, label: (task, label) == (1, 9))[0]
     return share > 0.5, (share,)
 
 
@@ -33,9 +33,9 @@ def _spreads_over_tasks(section: str, shown: str, experiment: str, figure: str, 
     text = f"For {what}, the top scores of layers 1 and 2 are spread more over both tasks than those of layer 0."
 
     @statement(section, shown, experiment, text, "other task: {:.0%}, {:.0%}, {:.0%} of the top 500")
-    def _check(found: Found) -> Verdict:
-        case = found.case(figure)
-        own = found.results.sources.index(case.source)
+    def _check(findings: Findings) -> Verdict:
+        case = findings.case(figure)
+        own = findings.results.sources.index(case.source)
         shares = share_of_top(case, lambda task, label: task != own)
         return min(shares[1:]) > shares[0], tuple(shares)
 
@@ -44,14 +44,14 @@ _spreads_over_tasks("5.3", "Figure 6", JOINT, "3b", "the boot")
 
 
 @statement("5.3", "Figure 9", JOINT, "Digits are among the boot's three top images of layer 2.", "{:.0f} of 3")
-def _digits_on_top(found: Found) -> Verdict:
-    count = sum(image.source == "mnist" for image in found.case("3b").layers[2].pictures)
+def _digits_on_top(findings: Findings) -> Verdict:
+    count = sum(image.source == "mnist" for image in findings.case("3b").layers[2].pictures)
     return count > 0, (float(count),)
 
 
 @statement("5.3", "Figure 9", JOINT, "One of these digits is a “9”.", "{:.0f} of 3")
-def _nine_on_top(found: Found) -> Verdict:
-    images = found.case("3b").layers[2].pictures
+def _nine_on_top(findings: Findings) -> Verdict:
+    images = findings.case("3b").layers[2].pictures
     count = sum((image.source, image.label) == ("mnist", 9) for image in images)
     return count > 0, (float(count),)
 
@@ -59,8 +59,8 @@ def _nine_on_top(found: Found) -> Verdict:
 @statement(
     "5.3", "Figure 7", JOINT, "In the input layer, coats have the largest total, not boots.", "coats {:.2f} × boots"
 )
-def _coats(found: Found) -> Verdict:
-    totals = found.case("3b").layers[0].absolute
+def _coats(findings: Findings) -> Verdict:
+    totals = findings.case("3b").layers[0].absolute
     return int(totals.argmax()) == 14, (float(totals[1, 4] / totals[1, 9]),)
 
 
@@ -71,16 +71,16 @@ def _coats(found: Found) -> Verdict:
     "In later layers boots have a larger part of the total than in the input layer.",
     "{:.1%}, {:.1%}, {:.1%}",
 )
-def _boots_rise(found: Found) -> Verdict:
-    shares = [float(layer.absolute[1, 9] / layer.absolute.sum()) for layer in found.case("3b").layers]
+def _boots_rise(findings: Findings) -> Verdict:
+    shares = [float(layer.absolute[1, 9] / layer.absolute.sum()) for layer in findings.case("3b").layers]
     return min(shares[1:]) > shares[0], tuple(shares)
 
 
 @statement(
     "5.3", "Figure 7", JOINT, "In later layers, boots have the largest total of all classes.", "ranks {:.0f}, {:.0f}"
 )
-def _boots_first(found: Found) -> Verdict:
-    ranks = [rank(layer.absolute, (1, 9)) for layer in found.case("3b").layers[1:]]
+def _boots_first(findings: Findings) -> Verdict:
+    ranks = [rank(layer.absolute, (1, 9)) for layer in findings.case("3b").layers[1:]]
     return max(ranks) == 1, tuple(map(float, ranks))
 
 
@@ -91,8 +91,8 @@ accuracy("5.4", CONTINUAL, "mnist")
 
 
 @statement("5.4", "", CONTINUAL, f"MNIST before the second task: {BEFORE_SWITCH:.0f} %.", "{:.1f} %")
-def _before_the_switch(found: Found) -> Verdict:
-    ours = 100 * found.results.masks[0].accuracy["mnist"]
+def _before_the_switch(findings: Findings) -> Verdict:
+    ours = 100 * findings.results.masks[0].accuracy["mnist"]
     return abs(ours - BEFORE_SWITCH) <= 1, (ours,)
 
 
@@ -103,9 +103,9 @@ def _before_the_switch(found: Found) -> Verdict:
     "With the slots of Fashion-MNIST masked, MNIST is as good as before the second task (within a point).",
     "{:+.1f} points",
 )
-def _mask(found: Found) -> Verdict:
-    masks = found.results.masks
-    masked = next(m for m in masks if m.masked == "fashion-mnist" and len(m.layers) == len(found.results.layers))
+def _mask(findings: Findings) -> Verdict:
+    masks = findings.results.masks
+    masked = next(m for m in masks if m.masked == "fashion-mnist" and len(m.layers) == len(findings.results.layers))
     change = 100 * (masked.accuracy["mnist"] - masks[0].accuracy["mnist"])
     return abs(change) <= 1, (change,)
 
@@ -117,14 +117,14 @@ def _mask(found: Found) -> Verdict:
     "Digits attend strongly to slots of Fashion-MNIST (at least a third of their totals, in every layer).",
     "{:.0%}, {:.0%}, {:.0%}",
 )
-def _interference(found: Found) -> Verdict:
-    shares = [p.share for p in found.results.cross_task if (p.test, p.train) == ("mnist", "fashion-mnist")]
+def _interference(findings: Findings) -> Verdict:
+    shares = [p.share for p in findings.results.cross_task if (p.test, p.train) == ("mnist", "fashion-mnist")]
     return min(shares) >= 1 / 3, tuple(shares)
 
 
 @statement("5.4", "Figure 10", CONTINUAL, "There are ones that are answered 3.", "{:.0f} of all forgotten ones")
-def _ones_become_threes(found: Found) -> Verdict:
-    count = float(found.results.forgetting.answered[1, 3])
+def _ones_become_threes(findings: Findings) -> Verdict:
+    count = float(findings.results.forgetting.answered[1, 3])
     return count > 0, (count,)
 
 
@@ -133,8 +133,8 @@ def _ones_become_threes(found: Found) -> Verdict:
 
 def _there_is(section: str, shown: str, experiment: str, figure: str, text: str) -> None:
     @statement(section, shown, experiment, text, "true of {:.0%} of 60 such images")
-    def _check(found: Found) -> Verdict:
-        case = found.case(figure)
+    def _check(findings: Findings) -> Verdict:
+        case = findings.case(figure)
         return case.fits, (case.fitting,)
 
 
@@ -162,8 +162,8 @@ _there_is(
     "In the input layer, ones and dresses have high scores for this “1” (among the five highest of twenty).",
     "ranks {:.0f}, {:.0f}",
 )
-def _ones_and_dresses(found: Found) -> Verdict:
-    top = top_mean(found.case("10d").layers[0])
+def _ones_and_dresses(findings: Findings) -> Verdict:
+    top = top_mean(findings.case("10d").layers[0])
     ranks = rank(top, (0, 1)), rank(top, (1, 3))
     return max(ranks) <= 5, tuple(map(float, ranks))
 
@@ -178,20 +178,20 @@ _spreads_over_tasks("B.3", "Figure 21", CONTINUAL, "10d", "this “1”")
     "The same by totals: the smaller task's part grows from layer 0 to layers 1 and 2.",
     "smaller part: {:.0%}, {:.0%}, {:.0%}",
 )
-def _totals_spread(found: Found) -> Verdict:
-    tasks = [layer.absolute.sum(axis=1) for layer in found.case("10d").layers]
+def _totals_spread(findings: Findings) -> Verdict:
+    tasks = [layer.absolute.sum(axis=1) for layer in findings.case("10d").layers]
     smaller = [float(each.min() / each.sum()) for each in tasks]
     return min(smaller[1:]) > smaller[0], tuple(smaller)
 
 
 @statement("5.4, B.3", "Figures 23–25", CONTINUAL, "The dress is answered rightly.", "answer {:.0f}")
-def _dress_is_right(found: Found) -> Verdict:
-    return found.case("10e").right, (float(found.case("10e").output),)
+def _dress_is_right(findings: Findings) -> Verdict:
+    return findings.case("10e").right, (float(findings.case("10e").output),)
 
 
 _spreads_over_tasks("5.4", "Figure 24", CONTINUAL, "10e", "the dress, as for the boot")
 
 
 @statement("B.3", "Figures 26–28", CONTINUAL, "There is a “7” that is still answered rightly.", "answer {:.0f}")
-def _seven_is_right(found: Found) -> Verdict:
-    return found.case("10f").right, (float(found.case("10f").output),)
+def _seven_is_right(findings: Findings) -> Verdict:
+    return findings.case("10f").right, (float(findings.case("10f").output),)

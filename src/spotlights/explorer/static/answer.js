@@ -2,14 +2,15 @@
 
 import { ask, Replaced } from "./api.js";
 import { cumulative, line, mosaic, overSteps, waterfall } from "./charts.js";
-import { $, caution, choose, datum, fill, h, percent, problem, shared, shown, signed, visible, waits, words } from "./dom.js";
+import { $, caution, choose, datum, fill, h, percent, problem, shared, shown, signed, visible, waits } from "./dom.js";
 import { showOutputs } from "./mask.js";
 import { parseSelections, spell } from "./selections.js";
 import { ask_about, change, isMasked, state, toggleMasked } from "./state.js";
 import { colour, responsive, takeAway } from "./svg.js";
+import { table } from "./tables.js";
 
 const ESTIMATING = "Looking through all layers' inputs, once; then estimates are quick.";
-const [MOST_ROWS, TILES, STRETCHES] = [14, 60, 8];
+const [MOST_ROWS, TILES, TOLD_TILES, STRETCHES, FEW_COLUMNS] = [14, 60, 24, 8, 6];
 let run;
 let answer = null;
 let found = null;
@@ -32,7 +33,7 @@ export const theAnswer = () => answer;
 const estimate = () => measure().estimate;
 const columns = () => [...Object.keys(run.groups).filter((name) => run.groups[name].length > 1), ...(run.visits ? ["step"] : [])];
 export const column = () => (columns().includes(state.per) ? state.per : columns()[0] ?? "step");
-export const look = (value, of = column()) => (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" };
+export const look = (value, of = column()) => { const found = (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" }; return { ...found, name: visible(found.name) }; };
 const outputName = (number) => visible(answer.outputs.find((each) => each.number === number)?.name ?? number);
 export const targetName = (target = found?.target, versus = found?.versus) => `“${outputName(target)}”${versus === null || versus === undefined ? "" : ` rather than “${outputName(versus)}”`}`;
 export const ink = () => Boolean(run.drawing);
@@ -122,7 +123,7 @@ function tell() {
   const move = (by, text, title) => h("button", { title, "aria-label": title, disabled: answer.at + by < 0 || answer.at + by >= answer.tokens.length, onclick: () => change({ at: answer.at + by, target: "" }) }, text);
   const input = answer.tokens ? h("p", { class: "tokens", id: "tokens" }, answer.tokens.map((token, at) => h("button", { "aria-pressed": String(at === answer.at), title: `Ask about token ${at}`, onclick: () => change({ at, target: "" }) }, token.replace("\n", "↵\n"))))
     : answer.shown.kind === "text" ? h("p", { class: "query-text", id: "query-text" }, datum(answer.shown))
-    : answer.shown.kind === "table" ? h("p", { class: "quiet" }, datum(answer.shown)) : answer.shown.kind === "html" ? datum(answer.shown, { name: "the input" }) : null;
+    : answer.shown.kind === "table" ? rowTold(answer.shown) : answer.shown.kind === "html" ? datum(answer.shown, { name: "the input" }) : null;
   fill($("story"), picture, h("div", { class: "told" },
     input,
     h("p", { class: "said" }, answer.tokens ? h("span", { class: "mover" }, move(-1, "‹", "The token before"), move(1, "›", "The token after")) : null,
@@ -130,6 +131,13 @@ function tell() {
     h("p", { class: "sentence", id: "sentence" }, sentence()),
     h("p", { class: "quiet", id: "which" }, which())), h("div", { class: "outputs", id: "outputs" }));
   showOutputs(answer);
+}
+
+/** A row of a table: its first columns, the others behind a click. */
+function rowTold(shownAs) {
+  const some = { ...shownAs, rows: shownAs.rows.slice(0, FEW_COLUMNS) };
+  if (shownAs.rows.length <= FEW_COLUMNS) return h("p", { class: "quiet" }, datum(shownAs));
+  return h("details", { class: "row-told" }, h("summary", {}, datum(some), ` … all ${shownAs.rows.length} columns`), datum(shownAs));
 }
 
 /** Which input this is; of a training example also when the network met it. */
@@ -257,13 +265,13 @@ function drawGroup() {
   if (!group || state.view) return;
   const { part, found: answered } = group;
   const { shares } = answered;
-  const rows = [...answered.top.filter(({ value }) => value > 0), ...(answered.bottom ?? []).filter(({ value }) => value < 0)].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, TILES);
+  const rows = [...answered.top.filter(({ value }) => value > 0), ...(answered.bottom ?? []).filter(({ value }) => value < 0)].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, answered.top[0]?.shown?.kind === "image" ? TILES : TOLD_TILES);
   const sum = (sign) => rows.filter(({ value }) => sign * value > 0).reduce((total, { value }) => total + value, 0);
-  const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: words(row.shown) || `example ${row.example ?? row.slot}`, masked: row.example !== undefined && isMasked("example", row.example),
+  const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: (row.shown?.kind === "text" && row.shown.text) || String(row.example ?? row.slot), masked: row.example !== undefined && isMasked("example", row.example),
     title: `training example ${row.example ?? row.slot}: ${signed(row.value)}${row.label === undefined ? "" : `, label ${look(row.label, "label").name}`}`, act: run.training_queries && row.example !== undefined ? () => ask_about(`train:${row.example}`) : () => leaveOutExample(row), enter: (event) => peek(row.example, event), leave: () => peek(null) }));
   if (shares) for (const [sign, whole, count] of [[1, shares.for], [-1, shares.against]]) {
     const rest = whole - sum(sign);
-    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others ${sign > 0 ? "for" : "against"}`, title: `all other examples of this group: ${signed(rest)}` });
+    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others ${sign > 0 ? "for" : "against"}`, title: `All other examples of this group that speak ${sign > 0 ? "for" : "against"} it: ${signed(rest)}` });
   }
   const side = shares && (shares.for >= -shares.against ? shares.for : shares.against);
   const seen = shares && sum(Math.sign(side || 1)) / (side || 1);
@@ -272,9 +280,9 @@ function drawGroup() {
   fill($("group-title"), h("span", {}, `${name}: ${answered.signed ? signed(answered.total) : shown(answered.total)}`), mask, takeAway($("group-body"), "spotlights-mosaic"));
   const place = h("div", { class: "chart", id: "mosaic" });
   const curve = h("div", { class: "chart", id: "cumulative" });
-  fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples ${side >= 0 ? "for" : "against"} make half of ${signed(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}; area is the size of the ${measure().title}.`) : null, curve);
+  fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples ${side >= 0 ? "for" : "against"} make half of ${signed(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}: as large as what each adds.`) : null, curve);
   if (!tiles.length) return fill(place, h("p", { class: "empty" }, "Nothing here."));
-  mosaic(place, tiles, { label: `Examples of ${name}`, height: Math.max(220, Math.min(420, 0.42 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
+  mosaic(place, tiles, { label: `Examples of ${name}`, height: Math.max(240, Math.min(480, 0.5 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
   if (shares && shares.side > 1) cumulative(curve, shares);
 }
 
@@ -306,23 +314,17 @@ export function rowsOf(title, rows, tone, { signed: hasSign }, what) {
     h("button", { class: "thumb", title: `${facts(row).join(", ")}\n${what} ${number(row)}${run.training_queries ? "\nclick: make it the query" : ""}`, onclick: use(row), onpointerenter: () => lightVisits(row.example), onpointerleave: () => lightVisits(null), onfocus: () => lightVisits(row.example), onblur: () => lightVisits(null) },
       kind === "text" && answer.shown.kind === "text" && !answer.tokens ? shared(row.shown.text, answer.shown.text) : row.shown ? datum(row.shown, { ink: ink(), name: facts(row).join(", ") }) : h("span", { class: "quiet" }, facts(row).join(", ")),
       h("span", { class: "tag number" }, row.label === undefined || row.label === null ? null : h("b", { title: look(row.label, "label").name }, look(row.label, "label").name), h("span", { class: tone }, number(row)))), out(row));
-  return h("div", {}, h("h3", { class: tone }, title), !rows.length ? h("p", { class: "empty" }, "Nothing here.")
-    : kind === "table" ? table(rows, number, out) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));
+  return h("div", {}, title ? h("h3", { class: tone }, title) : null, !rows.length ? h("p", { class: "empty" }, "Nothing here.")
+    : kind === "table" ? table(rows, { own: answer.shown, label: `Training examples ${tone}`.trim(), mark: (row) => ({ class: "card", "data-example": row.example ?? "" }), facts: tableFacts(rows, what, number, tone, out) }) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));
 }
 
-/** Rows under the query's own row, cells shaded by how near they are to it. */
-function table(rows, number, out) {
-  const names = rows[0].shown.rows.map(([name]) => name);
-  const own = answer.shown.kind === "table" && answer.shown.rows.length === names.length ? answer.shown : null;
-  const spread = names.map((_, at) => { const all = rows.map(({ shown: of }) => of.numbers?.[at]).filter((value) => value !== null && value !== undefined); const mean = all.reduce((sum, value) => sum + value, 0) / (all.length || 1); return Math.sqrt(all.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (all.length || 1)) || 1; });
-  const near = (of, at) => { const [one, two] = [own?.numbers?.[at], of.numbers?.[at]]; return one === null || one === undefined || two === null || two === undefined ? (own && own.rows[at][1] === of.rows[at][1] ? 1 : 0) : Math.exp(-Math.abs(one - two) / spread[at]); };
-  return h("div", { class: "tablewrap" }, h("table", { class: "data" },
-    h("thead", {}, h("tr", {}, h("th", {}, ""), names.map((name) => h("th", { scope: "col" }, name)), h("th", {}, "label"), h("th", {}, "value"), h("th", {}, ""))),
-    h("tbody", {}, own ? h("tr", { class: "asked" }, h("th", { scope: "row" }, "this input"), own.rows.map(([, value]) => h("td", {}, value)), h("td", {}, ""), h("td", {}, ""), h("td", {}, "")) : null,
-      rows.map((row) => h("tr", { class: "card", "data-example": row.example ?? "" }, h("th", { scope: "row" }, `example ${row.example ?? row.slot}`),
-        row.shown.rows.map(([, value], at) => h("td", { class: row.shown.numbers?.[at] === null ? "words" : "", style: { background: `color-mix(in srgb, var(--lamp) ${Math.round(38 * near(row.shown, at))}%, transparent)` } }, value)),
-        h("td", {}, row.label === undefined ? "" : look(row.label, "label").name), h("td", { class: row.value < 0 ? "against" : "for" }, number(row)), h("td", {}, out(row)))))));
-}
+/** What stands before an example's own columns: who it is, its label, its value, and the button that leaves it out. */
+const tableFacts = (rows, what, number, tone, out) => [
+  ["example", (row) => row.example ?? row.slot],
+  ...(rows.some(({ label }) => label !== undefined && label !== null) ? [["label", (row) => look(row.label, "label").name]] : []),
+  [what, (row) => h("b", { class: tone || (row.value < 0 ? "against" : "for") }, number(row))],
+  ...(run.no_masks || run.saved ? [] : [["", out]]),
+];
 
 // -- when in training -------------------------------------------------------------------------
 
@@ -338,10 +340,10 @@ let visits = [];
 function drawTime() {
   if (!times || !found || !$("time").clientWidth) return;
   const out = state.where && !run.no_masks && !run.saved ? h("button", { onclick: () => change({ mask: [state.mask, state.where].filter(Boolean).join("; "), where: "" }) }, range() ? "leave these steps out" : "leave these out") : null;
-  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `what each stretch of steps added${estimate() ? " (estimate)" : ""}${run.saved ? "" : "; drag to look at a stretch"}`), out, takeAway($("time"), "spotlights-time"));
+  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `by stretches of steps${estimate() ? " (estimate)" : ""}${run.saved ? "" : "; drag to choose one"}`), out, takeAway($("time"), "spotlights-time"));
   const width = times.steps / times.totals.length;
   const points = times.totals.flatMap((value, at) => [[times.starts[at], value], [times.starts[at] + width, value]]);
-  overSteps($("time"), { steps: times.steps, low: Math.min(0, ...times.totals), high: Math.max(0, ...times.totals), height: 150, label: "What was added over training time", range: range(),
+  overSteps($("time"), { steps: times.steps, low: Math.min(0, ...times.totals), high: Math.max(0, ...times.totals), height: 190, label: "What was added over training time", range: range(),
     brushed: run.saved ? null : (stretch) => change({ where: stretch ? `step=${snapped(stretch[0])}-${snapped(stretch[1])}` : "" }),
     draw: (x, y) => [line(points, x, y, { fill: `${colour("accent")}44`, stroke: colour("accent"), base: [[0, 0], [times.steps, 0]] }), visits.map((step) => line([[step, y.low ?? Math.min(0, ...times.totals)], [step, Math.max(0, ...times.totals)]], x, y, { stroke: colour("lamp") }))] });
 }

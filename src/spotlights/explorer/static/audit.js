@@ -7,6 +7,7 @@ import { NOT_RETRAINING, touched } from "./mask.js";
 import { spell } from "./selections.js";
 import { ask_about, change, looking, maskParts, maskText, state } from "./state.js";
 import { download } from "./svg.js";
+import { table } from "./tables.js";
 
 const COUNT = 60;
 const WORDS = { keep: "keep", relabel: "relabel", drop: "drop" };
@@ -19,7 +20,8 @@ const place = () => `spotlights-decisions:${run.title}`;
 
 export function setUpAudit(about) {
   run = about;
-  try { decisions = readBack(JSON.parse(localStorage.getItem(place()))); } catch { decisions = {}; }
+  decisions = Object.fromEntries(run.decisions.map((row) => [row.example, row]));
+  try { Object.assign(decisions, readBack(JSON.parse(localStorage.getItem(place())))); } catch { /* a browser that keeps nothing */ }
 }
 
 export async function showAudit(keys) {
@@ -59,13 +61,21 @@ function draw() {
           run.training_queries ? h("button", { class: "more", onclick: () => ask_about(`train:${row.example}`, { view: "", where: "" }) }, "make it the input") : null)),
       h("div", { id: "neighbours" }), h("div", { id: "affected" })),
     h("section", { class: "panel wide" }, h("h2", {}, "The queue", h("span", { class: "quiet" }, "A ranking, not a verdict: hard and rare examples are here too."), run.no_masks ? null : h("button", { id: "mask-suspects", onclick: leaveOut }, "Leave all of these out"), state.where ? h("button", { onclick: () => change({ where: "" }) }, "Show all suspects") : null),
-      h("div", { class: picture ? "strip" : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: Boolean(run.drawing), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
+      suspects[0].shown?.kind === "table" ? queueTable(row) : h("div", { class: picture ? `strip ${suspects.some(({ label_name: name }) => String(name ?? "").length > 5) ? "named" : ""}` : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: Boolean(run.drawing), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
     h("section", { class: "panel wide", id: "decisions" }, h("h2", {}, `${made} decision${made === 1 ? "" : "s"}`, h("button", { id: "export-json", disabled: !made, onclick: () => take("json") }, "Export JSON"), h("button", { id: "export-csv", disabled: !made, onclick: () => take("csv") }, "Export CSV"), h("button", { disabled: !made, onclick: () => { decisions = {}; keep(); draw(); } }, "Forget all")),
       h("p", { class: "quiet" }, "They stay in this browser; export them before you clean the data. ", explain(h("b", { class: "caution-text" }, "Leaving examples out here is a mask, not retraining."), NOT_RETRAINING))));
   neighbours(row);
   affected(row);
   document.body.dataset.audited = String(row.example);
 }
+
+/** The queue of rows of a table, as one table: the columns under each other. */
+const queueTable = (now) => table(suspects, { own: now.shown, name: "this one", label: "The queue", mark: (row) => ({ class: decisions[row.example] ? "done" : "", "aria-current": String(row === now) }), facts: [
+  ["example", (row) => h("button", { class: "more", "data-example": row.example, onclick: () => change({ suspect: row.example }, { quietly: true }) }, row.example)],
+  ["label", (row) => row.label_name ?? ""],
+  ["the network says", (row) => row.says_name ?? ""],
+  ["decision", (row) => decisions[row.example]?.decision ?? ""],
+] });
 
 /** The nearest examples that agree with the label, and those that agree with the network. */
 async function neighbours(row) {

@@ -3,7 +3,7 @@
 import { shown, signed } from "./dom.js";
 import { chart, colour, pressed, s, scale, text, ticks } from "./svg.js";
 
-const ROW = 27;
+const [ROW, TALL, FILLED] = [27, 52, 300];
 const cut = (name, most) => (String(name).length > most ? `${String(name).slice(0, Math.max(1, most - 1))}…` : String(name));
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -14,8 +14,9 @@ const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 export function waterfall(place, rows, { sum = null, label, open = null, whole = null }) {
   const before = new Map([...place.querySelectorAll("[data-key] .solid")].map((bar) => [bar.parentNode.dataset.key, [bar.getAttribute("x"), bar.getAttribute("width")]]));
   const width = Math.max(240, place.clientWidth);
-  const names = Math.min(Math.max(...rows.map(({ name }) => 7.2 * String(name).length + 26), 70), 0.34 * width, 230);
+  const names = Math.min(Math.max(...rows.map(({ name }) => 7.2 * String(name).length + 26), 70), (width < 460 ? 0.4 : 0.34) * width, 230);
   const numbers = width < 460 ? 62 : 78;
+  const high = Math.max(ROW, Math.min(TALL, Math.floor(FILLED / rows.length))); // few rows are taller: the chart fills its place
   let at = 0;
   const bars = rows.map((row) => {
     const from = !sum || row.absolute ? 0 : at;
@@ -26,27 +27,27 @@ export function waterfall(place, rows, { sum = null, label, open = null, whole =
   const all = bars.flatMap(({ from, to, ghost, absolute }) => (absolute ? [to, 0] : [from, to, ghost]));
   const x = scale([Math.min(0, ...all), Math.max(0, ...all)], [names + 8, width - numbers - 8]);
   const parts = bars.map((bar, number) => {
-    const y = 4 + number * ROW;
+    const y = 4 + number * high;
     const tone = bar.absolute ? colour("ink") : bar.kept >= 0 ? colour("for") : colour("against");
     const [left, right] = [Math.min(x(bar.from), x(bar.to)), Math.max(x(bar.from), x(bar.to))];
     const less = bar.kept !== bar.value;
-    const solid = s("rect", { class: "solid", x: left, width: Math.max(1.5, right - left), y: y + 4, height: ROW - 8, rx: 2, fill: tone });
+    const solid = s("rect", { class: "solid", x: left, width: Math.max(1.5, right - left), y: y + 4, height: high - 8, rx: 3, fill: tone });
     const old = before.get(bar.key);
     if (old && !still()) solid.animate([{ x: `${old[0]}px`, width: `${old[1]}px` }, { x: `${left}px`, width: `${Math.max(1.5, right - left)}px` }], { duration: 420, easing: "ease-in-out" });
     return s("g", { "data-key": bar.key, "data-value": bar.kept, class: bar.act ? "row can" : "row", role: bar.act ? "button" : "img", tabindex: bar.act ? 0 : null, "aria-label": bar.title, "aria-pressed": bar.act ? String(bar.key === open) : null,
       onclick: bar.act ?? null, onkeydown: bar.act ? (event) => { if (event.key === "x" && bar.out) { event.stopPropagation(); bar.out(); } else pressed(bar.act)(event); } : null },
       s("title", {}, bar.title),
-      s("rect", { class: "ground", x: 0, y, width, height: ROW, fill: bar.key === open ? colour("chosen") : "transparent", rx: 4 }),
-      bar.dot ? s("circle", { cx: 9, cy: y + ROW / 2, r: 4.5, fill: bar.dot }) : null,
-      text(bar.dot ? 19 : 5, y + ROW / 2 + 0.5, cut(bar.name, Math.floor((names - 22) / 7)), { "font-weight": bar.absolute ? 650 : 450, fill: less && !bar.kept ? colour("quiet") : colour("ink") }),
-      less ? s("rect", { x: Math.min(x(bar.from), x(bar.ghost)), width: Math.abs(x(bar.ghost) - x(bar.from)), y: y + 4.5, height: ROW - 9, rx: 2, fill: "none", stroke: colour("caution"), "stroke-dasharray": "3 3" }) : null,
+      s("rect", { class: "ground", x: 0, y, width, height: high, fill: bar.key === open ? colour("chosen") : "transparent", rx: 4 }),
+      bar.dot ? s("circle", { cx: 9, cy: y + high / 2, r: 4.5, fill: bar.dot }) : null,
+      text(bar.dot ? 19 : 5, y + high / 2 + 0.5, cut(bar.name, Math.floor((names - 22) / 7)), { "font-weight": bar.absolute ? 650 : 450, fill: less && !bar.kept ? colour("quiet") : colour("ink") }),
+      less ? s("rect", { x: Math.min(x(bar.from), x(bar.ghost)), width: Math.abs(x(bar.ghost) - x(bar.from)), y: y + 4.5, height: high - 9, rx: 3, fill: "none", stroke: colour("caution"), "stroke-dasharray": "3 3" }) : null,
       solid,
-      text(width - 4, y + ROW / 2 + 0.5, bar.absolute ? shown(bar.kept) : signed(bar.kept), { "text-anchor": "end", fill: tone, "font-weight": bar.absolute ? 700 : 500, "font-size": 13, style: "font-variant-numeric: tabular-nums" }));
+      text(width - 4, y + high / 2 + 0.5, bar.absolute ? shown(bar.kept) : signed(bar.kept), { "text-anchor": "end", fill: tone, "font-weight": bar.absolute ? 700 : 500, "font-size": 13, style: "font-variant-numeric: tabular-nums" }));
   });
-  const lines = sum ? bars.slice(0, -1).map(({ to }, number) => s("line", { x1: x(to), x2: x(to), y1: 4 + number * ROW + ROW - 4, y2: 8 + (number + 1) * ROW, stroke: colour("quiet"), "stroke-width": 1 })) : [];
-  const zero = s("line", { x1: x(0), x2: x(0), y1: 2, y2: 4 + rows.length * ROW, stroke: colour("faint") });
-  const mark = whole === null ? null : s("line", { x1: x(whole), x2: x(whole), y1: 2, y2: 4 + rows.length * ROW, stroke: colour("caution"), "stroke-dasharray": "2 4" });
-  return chart(place, rows.length * ROW + 8, label, zero, mark, lines, parts);
+  const lines = sum ? bars.slice(0, -1).map(({ to }, number) => s("line", { x1: x(to), x2: x(to), y1: 4 + number * high + high - 4, y2: 8 + (number + 1) * high, stroke: colour("quiet"), "stroke-width": 1 })) : [];
+  const zero = s("line", { x1: x(0), x2: x(0), y1: 2, y2: 4 + rows.length * high, stroke: colour("faint") });
+  const mark = whole === null ? null : s("line", { x1: x(whole), x2: x(whole), y1: 2, y2: 4 + rows.length * high, stroke: colour("caution"), "stroke-dasharray": "2 4" });
+  return chart(place, rows.length * high + 8, label, zero, mark, lines, parts);
 }
 
 // -- mosaics ----------------------------------------------------------------------------------
@@ -80,26 +81,60 @@ export function squarify(sizes, box) {
   return placed;
 }
 
-/** Examples as tiles, area by the size of their value; `rest` are those that have no tile of their own. */
+/** The words of a name as lines of some characters. */
+function wrapped(name, most, count) {
+  const found = [""];
+  for (const word of String(name).split(/\s+/)) {
+    if (`${found.at(-1)} ${word}`.trim().length <= most) found[found.length - 1] = `${found.at(-1)} ${word}`.trim();
+    else found.push(word);
+  }
+  const kept = found.filter(Boolean).map((each) => cut(each, most));
+  return kept.length > count ? [...kept.slice(0, count - 1), cut(`${kept[count - 1]} …`, most)] : kept;
+}
+
+const [STRIP, LENS] = [20, 18];
+
+/**
+ * Examples as tiles, area by the size of their value. Above them is a strip for the whole group: the tiles are what a lens shows of
+ * its first part, and `rest` are those that have no tile.
+ */
 export function mosaic(place, tiles, { label, height, ink }) {
   const width = Math.max(240, place.clientWidth);
-  const ordered = [...tiles].filter(({ value }) => value).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const boxes = squarify(ordered.map(({ value }) => Math.abs(value)), [1, 1, width - 2, height - 2]);
+  const ordered = tiles.filter(({ value, rest }) => value && !rest).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const rests = tiles.filter(({ value, rest }) => value && rest);
+  const size = (list) => list.reduce((sum, { value }) => sum + Math.abs(value), 0);
+  const tone = ({ value }) => colour(value >= 0 ? "for" : "against");
+  const top = rests.length ? STRIP + LENS : 0;
+  const x = scale([0, size(tiles)], [1, width - 1]);
+  const seen = x(size(ordered));
+  let at = size(ordered);
+  const strip = rests.map((rest) => {
+    const [left, right] = [x(at), x((at += Math.abs(rest.value)))];
+    const told = [`${rest.rest} ${signed(rest.value)}`, signed(rest.value)].find((each) => 7 * each.length < right - left - 12);
+    return s("g", { class: "rest", role: "img", "aria-label": rest.title }, s("title", {}, rest.title),
+      s("rect", { x: left + 1, y: 0, width: Math.max(0.5, right - left - 1), height: STRIP, rx: 2, fill: tone(rest), "fill-opacity": 0.17 }),
+      told ? text(right - 7, STRIP / 2 + 0.5, told, { "text-anchor": "end", "font-size": 12 }) : null);
+  });
+  const shade = tone(ordered[0] ?? { value: 1 });
+  const lens = rests.length && ordered.length ? [s("rect", { x: 1, y: 0, width: Math.max(2, seen - 1), height: STRIP, rx: 2, fill: shade }),
+    s("path", { d: `M1,${STRIP}L${Math.max(3, seen)},${STRIP}L${width - 1},${top}L1,${top}Z`, fill: shade, "fill-opacity": 0.13 })] : null;
+  const boxes = squarify(ordered.map(({ value }) => Math.abs(value)), [1, top, width - 2, height - top - 1]);
   const drawn = ordered.map((tile, number) => {
-    const [x, y, w, t] = boxes[number];
-    const tone = tile.value >= 0 ? colour("for") : colour("against");
+    const [left, y, w, t] = boxes[number];
+    const [wide, high] = [Math.max(0.5, w - 2), Math.max(0.5, t - 2)];
     const picture = tile.image && Math.min(w, t) > 9;
-    const words = Math.min(w, t) > 26 && w > 44;
-    const name = tile.rest ?? (words && !picture ? tile.text : null);
+    const told = picture ? Math.min(w, t) > 62 : w > 52 && t > 40;
+    const words = !picture && told ? wrapped(tile.text, Math.floor((w - 12) / 6.7), Math.floor((t - 24) / 15)) : [];
     return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? 0 : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
       onclick: tile.act ?? null, onkeydown: tile.act ? pressed(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
       s("title", {}, tile.title),
-      s("rect", { x: x + 0.75, y: y + 0.75, width: Math.max(0.5, w - 1.5), height: Math.max(0.5, t - 1.5), fill: tone, "fill-opacity": tile.rest ? 0.16 : picture ? 0.9 : 0.3, stroke: tone, "stroke-width": tile.rest ? 0 : 1 }),
-      picture ? s("image", { href: tile.image, x: x + 3, y: y + 3, width: Math.max(1, w - 6), height: Math.max(1, t - 6), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,
-      name && words ? text(x + 7, y + 16, cut(name, Math.floor((w - 12) / 6.6)), { "font-size": 12 }) : null,
-      words && (tile.rest || !picture) && t > 42 ? text(x + 7, y + 33, signed(tile.value), { "font-size": 12, fill: tone, "font-weight": 600 }) : null);
+      s("rect", { x: left + 1, y: y + 1, width: wide, height: high, rx: 3, fill: tone(tile), "fill-opacity": picture ? 1 : 0.17 }),
+      picture ? s("image", { href: tile.image, x: left + 3, y: y + 3, width: Math.max(1, wide - 4), height: Math.max(1, high - 4), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,
+      picture && told ? s("rect", { x: left + 3, y: y + t - 18, width: wide - 4, height: 15, fill: tone(tile), "fill-opacity": 0.86 }) : null,
+      words.map((each, line) => text(left + 7, y + 14 + 15 * line, each, { "font-size": 12 })),
+      told ? text(picture ? left + w / 2 : left + 7, y + t - 10, signed(tile.value), { "font-size": 12, "font-weight": 600, "text-anchor": picture ? "middle" : "start", fill: picture ? colour("paper") : tone(tile) }) : null);
   });
-  return chart(place, height, label, drawn);
+  return chart(place, height, label, lens, strip, drawn);
 }
 
 /** How many of the largest make how much of a sum. */
@@ -123,9 +158,9 @@ export function cumulative(place, { curve, half, side }) {
 const stepped = (value) => Math.round(value).toLocaleString("en");
 
 /** A frame over training steps: axes, and what is drawn in it; a drag marks a stretch of steps. */
-export function overSteps(place, { steps, low, high, height, label, brushed = null, hovered = null, range = null, draw, name = "step", format = shown }) {
+export function overSteps(place, { steps, low, high, height, label, brushed = null, hovered = null, range = null, draw, name = "step", format = shown, foot = 22 }) {
   const width = Math.max(240, place.clientWidth);
-  const [left, right, top, bottom] = [50, width - 10, 8, height - 22];
+  const [left, right, top, bottom] = [50, width - 10, 8, height - foot];
   const [x, y] = [scale([0, steps], [left, right]), scale([low, high], [bottom, top])];
   const step = (event) => { const box = svg.getBoundingClientRect(); return Math.max(0, Math.min(steps, ((event.clientX - box.left - left) / (right - left)) * steps)); };
   const band = s("rect", { y: top, height: bottom - top, x: range ? x(range[0]) : 0, width: range ? x(range[1]) - x(range[0]) : 0, fill: colour("lamp"), "fill-opacity": 0.25, "pointer-events": "none" });

@@ -17,7 +17,7 @@ export function setUpChoosing(about) {
   if (run.drawing) ways.push(["Draw", () => drawingWay(run, false)], ["Upload", () => drawingWay(run, true)]);
   if (run.prompt) ways.push(["Prompt", promptWay]);
   const buttons = ways.map(([name, way]) =>
-    h("button", { role: "tab", "aria-selected": "false", onclick: (event) => open(event.currentTarget, way) }, name));
+    h("button", { "aria-pressed": "false", onclick: (event) => open(event.currentTarget, way) }, name));
   fill($("ways"), buttons);
   $("ways").hidden = ways.length === 1;
   const first = state.q.startsWith("text:") ? buttons.length - 1 : state.q.startsWith("pixels:") ? 1 : 0;
@@ -25,7 +25,7 @@ export function setUpChoosing(about) {
 }
 
 function open(button, way) {
-  for (const each of $("ways").children) each.setAttribute("aria-selected", String(each === button));
+  for (const each of $("ways").children) each.setAttribute("aria-pressed", String(each === button));
   fill($("way"), way());
 }
 
@@ -41,7 +41,7 @@ function testWay() {
   queueMicrotask(list);
   return [
     h("div", { class: "filters" },
-      run.labelled ? select("only", "Right or wrong", [["all", "all answers"], ["wrong", "wrong ones"], ["right", "right ones"]]) : null,
+      run.labelled ? select("only", "Right or wrong", [["all", "all"], ["wrong", "wrong"], ["right", "right"]]) : null,
       run.labelled && run.classes.length ? select("label", "Class", classes) : null,
       run.sources.length > 1 ? select("source", "Source", [["", "every source"], ...run.sources.map((name) => [name, name])]) : null,
       select("order", "Order", [["given", "in order"], ["unsure", "least sure"], ["random", "shuffled"]]),

@@ -58,9 +58,6 @@ export function shared(text, other) {
   return h("span", {}, text.split(/([\p{L}\p{N}]+)/u).map((part) => (words.has(part.toLowerCase()) ? h("mark", {}, part) : part)));
 }
 
-/** What a picture is called when it is read out, or has no room for more. */
-export const words = (shownAs) => (shownAs?.kind === "text" ? shownAs.text : shownAs?.kind === "table" ? shownAs.rows.map((row) => row.join(" ")).join(", ") : "");
-
 /** A choice: a select with its name before it. */
 export const choose = (name, id, current, options, act) => h("label", { class: "switch" }, name,
   h("select", { id, onchange: (event) => act(event.target.value) }, options.map(([value, text, title]) => h("option", { value, title, selected: String(value) === String(current) }, text))));

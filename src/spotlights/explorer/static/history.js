@@ -5,9 +5,9 @@ import { ask, Replaced } from "./api.js";
 import { line, overSteps } from "./charts.js";
 import { $, choose, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
 import { change, looking, state } from "./state.js";
-import { colour, responsive, s, takeAway } from "./svg.js";
+import { colour, responsive, s, takeAway, text } from "./svg.js";
 
-const [WINDOW, TICK] = [40, 90];
+const [WINDOW, TICK, SAID] = [40, 90, 208];
 let run;
 let found = null;
 let playing = null;
@@ -56,10 +56,15 @@ function lay() {
     found.areas.length ? h("section", { class: "panel wide" }, h("h2", {}, `What each ${found.per} had added up to each step, through all layers`, by, takeAway({ querySelector: () => $("areas").querySelector("svg") }, "spotlights-areas")),
       h("div", { class: "key" }, found.groups.map((group, at) => h("span", {}, h("i", { style: { background: look(group, found.per).colour } }), `${look(group, found.per).name} ${signed(found.areas[at].at(-1))}`))),
       h("div", { id: "areas", class: "chart" })) : h("section", { class: "panel wide" }, h("p", { class: "quiet" }, found.note)),
-    found.lost.length ? h("section", { class: "panel wide", id: "erased" }, h("h2", {}, "Who erased it?"), h("table", { class: "data left" },
-      h("thead", {}, h("tr", {}, ["falls since step", "lost at step", "number", "then it said", "right again", "who took most"].map((each) => h("th", { scope: "col" }, each)))),
-      h("tbody", {}, found.lost.map((loss) => h("tr", {}, h("td", {}, h("button", { class: "more", onclick: () => change({ step: loss["falls since step"] }) }, numbers(loss["falls since step"]))), h("td", {}, h("button", { class: "more", onclick: () => change({ step: loss["lost at step"] }) }, numbers(loss["lost at step"]))), h("td", {}, `${shown(loss.from)} → ${shown(loss.to)}`), h("td", {}, visible(loss.says_name ?? "–")), h("td", {}, loss.regained === null ? "never" : `step ${numbers(loss.regained)}`), h("td", { class: "words" }, loss["taken by"])))))) : null,
+    found.lost.length ? h("section", { class: "panel wide", id: "erased" }, h("h2", {}, "Who erased it?"), h("div", { class: "losses" }, found.lost.map(erased))) : null,
     found.areas.length && run.examples && !run.saved ? h("section", { class: "panel wide", id: "during" }) : null);
+}
+
+/** One loss of the answer: when, how much, and the examples that took most. */
+function erased(loss) {
+  const to = (step) => h("button", { class: "more", onclick: () => change({ step }) }, `step ${numbers(step)}`);
+  const told = h("p", {}, "It fell since ", to(loss["falls since step"]), ` and was lost at `, to(loss["lost at step"]), `: ${shown(loss.from)} → ${shown(loss.to)}`, loss.says_name ? [". Then the network said ", h("b", {}, `“${visible(loss.says_name)}”`)] : null, loss.regained === null ? ", to the end." : `, until step ${numbers(loss.regained)}.`);
+  return h("div", { class: "loss" }, told, loss.takers.length ? rowsOf("They took most of it", loss.takers, "against", { signed: true }, "history") : null);
 }
 
 /** When the answer became right, in a sentence. */
@@ -83,10 +88,11 @@ function draw() {
   const mark = (x, top, bottom) => { const each = s("line", { x1: x(now()), x2: x(now()), y1: top, y2: bottom, stroke: colour("lamp"), "stroke-width": 3, "pointer-events": "none" }); marks.push([each, x]); return each; };
   const told = (step) => `step ${numbers(Math.round(step))}: ${shown(value(step))}`;
   const to = (_, step) => { stop(); change({ step: Math.round(step) }, { quietly: true }); };
-  overSteps($("curve"), { steps: found.steps, low, high, height: 220, label: `The logit over training: ${shown(found.curve[0])} before, ${shown(found.curve.at(-1))} after`, brushed: to, hovered: (step) => { $("curve").title = step === null ? "" : told(step); },
+  overSteps($("curve"), { steps: found.steps, low, high, height: 250, foot: found.says.length ? 44 : 22, label: `The logit over training: ${shown(found.curve[0])} before, ${shown(found.curve.at(-1))} after`, brushed: to, hovered: (step) => { $("curve").title = step === null ? "" : told(step); },
     draw: (x, y) => [
-      found.says.map(({ since, said: each, name }, at) => { const end = found.says[at + 1]?.since ?? found.steps; const right = each === (found.versus === null ? found.target : -1); return x(end) - x(since) < 0.5 ? null : s("rect", { x: x(since), width: x(end) - x(since), y: 198 - 8, height: 8, fill: right ? colour("for") : colour("ghost"), opacity: right ? 0.8 : 0.5 }, s("title", {}, `said ${name} since step ${since}`)); }),
-      line(points, x, y, { stroke: colour("ink") }), mark(x, 8, 198)] });
+      found.says.map(({ since, said: each, name }, at) => { const end = found.says[at + 1]?.since ?? found.steps; const right = each === (found.versus === null ? found.target : -1); return x(end) - x(since) < 0.5 ? null : s("rect", { x: x(since), width: x(end) - x(since), y: SAID, height: 18, fill: right ? colour("for") : colour("ghost"), "fill-opacity": right ? 0.28 : 0.22 }, s("title", {}, `said ${name} since step ${since}`)); }),
+      found.says.map(({ since, name }, at) => { const end = found.says[at + 1]?.since ?? found.steps; return 7.5 * String(name).length + 8 > x(end) - x(since) ? null : text((x(end) + x(since)) / 2, SAID + 9.5, visible(name), { "text-anchor": "middle", "font-size": 12, "pointer-events": "none" }); }),
+      line(points, x, y, { stroke: colour("ink") }), mark(x, 8, SAID + 18)] });
   if (!found.areas.length) return;
   const width = found.edges.length;
   const [up, down] = [Array(width).fill(0), Array(width).fill(0)];
@@ -97,7 +103,16 @@ function draw() {
     return { group, base, top: [...stack] };
   }));
   overSteps($("areas"), { steps: found.steps, low: Math.min(0, ...down), high: Math.max(0, ...up), height: 300, label: `What each ${found.per} had added up to each step`, brushed: to,
-    draw: (x, y) => [bands.map(({ group, base, top }) => line(top.map((each, at) => [found.edges[at], each]), x, y, { fill: look(group, found.per).colour, base: base.map((each, at) => [found.edges[at], each]) })), line(points.map(([step, each]) => [step, each]), x, y, { stroke: colour("paper"), width: 4 }), line(points, x, y, { stroke: colour("ink"), width: 2 }), mark(x, 8, 278)] });
+    draw: (x, y) => [bands.map(({ group, base, top }) => line(top.map((each, at) => [found.edges[at], each]), x, y, { fill: look(group, found.per).colour, base: base.map((each, at) => [found.edges[at], each]), stroke: colour("paper"), width: 0.7 })), names(bands, x, y), line(points.map(([step, each]) => [step, each]), x, y, { stroke: colour("paper"), width: 4 }), line(points, x, y, { stroke: colour("ink"), width: 2 }), mark(x, 8, 278)] });
+}
+
+/** The names of the groups, in their bands where these are thick. */
+function names(bands, x, y) {
+  const at = Math.round(0.9 * (found.edges.length - 1));
+  return bands.map(({ group, base, top }) => {
+    const high = Math.abs(y(base[at]) - y(top[at]));
+    return high < 17 ? null : text(x(found.steps) - 10, (y(base[at]) + y(top[at])) / 2, look(group, found.per).name, { "text-anchor": "end", "font-weight": 650, "font-size": 13, fill: "#fff", stroke: "#0009", "stroke-width": 3, "paint-order": "stroke", "pointer-events": "none" });
+  });
 }
 
 // -- one step ---------------------------------------------------------------------------------
@@ -110,7 +125,7 @@ function moved() {
   if (document.activeElement !== $("scrub")) $("scrub").value = step;
   for (const [each, x] of marks) for (const end of ["x1", "x2"]) each.setAttribute(end, x(step));
   const then = said(step);
-  fill($("at-step"), `After step ${numbers(step)} of ${numbers(found.steps)}: the number is `, h("b", { id: "number-at-step" }, shown(value(step))), then ? [", the network says ", h("b", {}, `“${visible(then.name)}”`)] : null, ".");
+  fill($("at-step"), `After step ${numbers(step)} of ${numbers(found.steps)}: ${found.versus === null ? `the logit for “${visible(found.name)}”` : "the difference"} is `, h("b", { id: "number-at-step" }, shown(value(step))), then ? [", the network says ", h("b", {}, `“${visible(then.name)}”`)] : null, ".");
   clearTimeout(waiting);
   if ($("during") && !playing && !run.saved) waiting = setTimeout(() => examplesAround(step), 150);
 }

@@ -1,7 +1,7 @@
 // The page: starts everything, follows the address, the keys, and a memory that is still being recorded.
 
 import { controls, layer, measure, setUpAnswer, showGroup, showLayer, showMasked, showQuery, theAnswer } from "./answer.js";
-import { ask, offline } from "./api.js";
+import { ask, given, offline } from "./api.js";
 import { decide, moveOn, setUpAudit, showAudit } from "./audit.js";
 import { markCurrent, random, setUpChoosing, step } from "./choose.js";
 import { setUpCompare, showCompare } from "./compare.js";
@@ -48,6 +48,7 @@ async function start() {
   setUpCompare(run);
   onChange(changed);
   follow();
+  if (given && !location.hash) Object.assign(state, given.state);
   if (offline) begin_saved();
   else setUpChoosing(run);
   if (state.q) changed(["q"]);
@@ -59,7 +60,6 @@ async function start() {
 function begin_saved() {
   $("choose").hidden = true;
   document.body.classList.add("saved");
-  if (!location.hash) Object.assign(state, offline.state);
 }
 
 function views() {
@@ -79,6 +79,7 @@ async function changed(keys) {
 async function draw(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
   markCurrent();
+  document.body.dataset.view = state.view;
   for (const each of $("views").children) each.setAttribute("aria-current", each.dataset.view === state.view ? "page" : "false");
   $("answer").hidden = Boolean(state.view);
   $("view").hidden = !state.view;
@@ -127,7 +128,7 @@ function badges({ masks, verified, recording, outdated }) {
   } else if (masks !== null) {
     fill($("badges"), explain(h("span", { class: "badge wait" }, `verifying … ${Math.round(100 * masks)} %`), "Adding up every slot, to compare the sum with the trained network."));
   } else {
-    fill($("badges"), explain(h("span", { class: "badge wait" }, "scores only"), run.no_masks));
+    fill($("badges"), explain(h("span", { class: "badge wait" }, run.observed ? "observed: estimates" : "scores only"), run.no_masks));
   }
 }
 
@@ -199,7 +200,7 @@ $("share").addEventListener("click", async () => {
   $("share").textContent = "Copied";
   setTimeout(() => { $("share").textContent = "Copy link"; }, 1500);
 });
-$("save").hidden = $("share").hidden = Boolean(offline);
+$("save").hidden = $("share").hidden = Boolean(given);
 $("save").addEventListener("click", async () => {
   if (!theAnswer()) return;
   const kept = Object.entries({ ...state, layer: layer() }).filter(([key, value]) => value && ["q", "at", "view", "layer", "measure", "target", "per"].includes(key));

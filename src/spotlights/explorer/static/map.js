@@ -6,7 +6,7 @@ import { $, choose, fill, h, percent, problem, shown, signed, waits } from "./do
 import { change, looking, maskParts, maskText, state } from "./state.js";
 import { colour, responsive, takeAway } from "./svg.js";
 
-const [MOVING, MOST_MASKED, NEAR] = [700, 400, 12];
+const [MOVING, MOST_MASKED, NEAR, GLOWING, MOST_NAMES] = [700, 400, 12, 300, 30];
 let run;
 let map = null;
 let lamp = null;
@@ -14,6 +14,8 @@ let canvas = null;
 let shape = [];
 let chosen = null;
 let drawn = 0;
+let picture = null;
+const points = h("canvas");
 
 export function setUpMap(about) {
   run = about;
@@ -35,6 +37,7 @@ export async function showMap(keys) {
     map = { ...places, examples: bytes(places.examples, BigInt64Array), at: bytes(places.places, Uint16Array), groups: bytes(places.groups, Uint8Array) };
     lamp = { ...light, values: bytes(light.values, Float32Array) };
     rank();
+    loadPicture();
     controls();
     tell();
     if (before && before.layer !== map.layer && before.count === map.count) await move(before);
@@ -64,7 +67,7 @@ function tell() {
   const paint = map.groups.length ? choose("colour by", "paint", state.paint || "value", [["value", measure().signed ? "for and against" : measure().title], ["group", map.per]], (value) => change({ paint: value })) : null;
   const about = measure().signed ? `what each adds to ${targetName(lamp.target, lamp.versus)}` : measure().title;
   fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, takeAway($("map-place"), "spotlights-map"));
-  fill($("map-note"), `Each point is a training example where ${map.layer} puts it: the two directions in which its keys differ most, ${percent(map.explained)} of their variance. The ring is the input. Bright points matter most. Draw a line around some to add them up or leave them out.`,
+  fill($("map-note"), `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input; the brighter a point, the more it matters`, measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some to add them up or leave them out.",
     by() === "group" ? h("span", { class: "key" }, (run.groups[map.per] ?? []).map(({ name, colour: each }) => h("span", {}, h("i", { style: { background: each } }), name))) : null);
   canvas.setAttribute("aria-label", `Map of ${map.count} training examples in ${map.layer}; the brightest are listed below`);
 }
@@ -78,7 +81,7 @@ function resize() {
   if (!wide) return;
   const ratio = Math.min(2, devicePixelRatio || 1);
   canvas.width = Math.round(wide * ratio);
-  canvas.height = Math.round(Math.min(0.62 * wide, 0.72 * innerHeight) * ratio);
+  canvas.height = Math.round(Math.min(Math.max(0.66 * wide, Math.min(380, 1.15 * wide)), Math.max(320, 0.74 * innerHeight)) * ratio);
   canvas.style.height = `${canvas.height / ratio}px`;
   paint(map.at);
 }
@@ -89,51 +92,149 @@ function lampAt() {
   return scaled.map((each) => Math.max(0, Math.min(1, each)));
 }
 
-const margin = () => 14;
-const onScreen = (x, y) => [margin() + x * (canvas.width - 2 * margin()), canvas.height - margin() - y * (canvas.height - 2 * margin())];
+const MARGIN = 22;
+const onScreen = (x, y) => [MARGIN + x * (canvas.width - 2 * MARGIN), canvas.height - MARGIN - y * (canvas.height - 2 * MARGIN)];
+const byGroup = () => by() === "group";
+const pointSize = () => (map.count > 20000 ? 1 : map.count > 3000 ? 1.5 : 2.4) * Math.max(1, canvas.width / 1500);
 
-/** All points as pixels of one image: 60,000 of them take a few milliseconds. */
-export function paint(at) {
-  const context = canvas.getContext("2d");
-  const { width, height } = canvas;
-  const image = context.createImageData(width, height);
-  const data = new Uint32Array(image.data.buffer);
+/** The shades of a point, from dim to bright: of each group, or for and against; and of points in no group. */
+function palette() {
   const ground = rgb(colour("night"));
   const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
-  data.fill(pack(ground));
   const mix = (tone, share) => pack(tone.map((each, side) => Math.round(ground[side] + (each - ground[side]) * share)));
-  const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, 0.16 + (0.84 * share) / 32));
-  const tones = by() === "group" ? [...(run.groups[map.per] ?? []).map(({ colour: each }) => shades(rgb(each)))] : [shades(rgb(colour("lit-for"))), shades(rgb(colour("lit-against")))];
-  const grey = shades(rgb(colour("ghost")));
-  const [wide, high, size] = [width - 2 * margin(), height - 2 * margin(), width > 1500 ? 2 : 1];
+  const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, 0.2 + (0.8 * share) / 32));
+  const tones = byGroup() ? (run.groups[map.per] ?? []).map(({ colour: each }) => each) : [colour("lit-for"), colour("lit-against")];
+  return { ground: pack(ground), tones: tones.map((each) => shades(rgb(each))), grey: shades(rgb(colour("ghost"))) };
+}
+
+/** All points as pixels of one image: 60,000 of them take a few milliseconds. Points that move have no light around them. */
+function paint(at, moving = null) {
+  const { width, height } = canvas;
+  const { ground, tones, grey } = moving ?? palette();
+  const image = new ImageData(width, height);
+  const data = new Uint32Array(image.data.buffer);
+  if (moving) data.fill(ground);
+  const [wide, high, size] = [width - 2 * MARGIN, height - 2 * MARGIN, pointSize()];
   for (const point of lamp.order) {
     const light = lamp.light[point];
-    const tone = (by() === "group" ? tones[map.groups[point]] : tones[lamp.values[point] >= 0 ? 0 : 1]) ?? grey;
+    const tone = (byGroup() ? tones[map.groups[point]] : tones[lamp.values[point] >= 0 ? 0 : 1]) ?? grey;
     const shade = tone[Math.round(32 * light)];
-    const x = margin() + Math.round((at[2 * point] / 65535) * wide);
-    const y = height - margin() - Math.round((at[2 * point + 1] / 65535) * high);
-    const far = size + Math.round(2.4 * light * size);
+    const x = MARGIN + Math.round((at[2 * point] / 65535) * wide);
+    const y = height - MARGIN - Math.round((at[2 * point + 1] / 65535) * high);
+    const far = Math.round(size * (1 + 2 * light));
     for (let row = Math.max(0, y - far); row <= Math.min(height - 1, y + far); row++) for (let pixel = Math.max(0, x - far); pixel <= Math.min(width - 1, x + far); pixel++)
       if ((row - y) ** 2 + (pixel - x) ** 2 <= far * far + 1) data[row * width + pixel] = shade;
   }
+  if (moving) return canvas.getContext("2d").putImageData(image, 0, 0);
+  if (points.width !== width || points.height !== height) Object.assign(points, { width, height });
+  const context = points.getContext("2d");
   context.putImageData(image, 0, 0);
+  glow(context, at);
+  compose();
+}
+
+/** A halo around the brightest points. */
+function glow(context, at) {
+  context.globalCompositeOperation = "lighter";
+  const size = 14 * pointSize();
+  const halo = (tone) => {
+    const [r, g, b] = rgb(tone);
+    const sprite = h("canvas", { width: 64, height: 64 });
+    const brush = sprite.getContext("2d");
+    const fade = brush.createRadialGradient(32, 32, 0, 32, 32, 32);
+    [[0, 0.55], [0.25, 0.22], [1, 0]].forEach(([far, light]) => fade.addColorStop(far, `rgba(${r},${g},${b},${light})`));
+    brush.fillStyle = fade;
+    brush.fillRect(0, 0, 64, 64);
+    return sprite;
+  };
+  const halos = (byGroup() ? (run.groups[map.per] ?? []).map(({ colour: each }) => each) : [colour("lit-for"), colour("lit-against")]).map(halo);
+  for (const point of lamp.order.slice(-GLOWING)) {
+    const sprite = byGroup() ? halos[map.groups[point]] : halos[lamp.values[point] >= 0 ? 0 : 1];
+    const [x, y] = onScreen(at[2 * point] / 65535, at[2 * point + 1] / 65535);
+    const far = size * lamp.light[point] ** 2;
+    if (sprite) context.drawImage(sprite, x - far, y - far, 2 * far, 2 * far);
+  }
+  context.globalCompositeOperation = "source-over";
+}
+
+/** The night, the lamp's light, the points, the names of the groups, the input, and the line of the lasso. */
+function compose() {
+  const context = canvas.getContext("2d");
+  const ratio = canvas.width / canvas.clientWidth || 1;
   const [x, y] = onScreen(...lampAt());
-  context.strokeStyle = colour("lamp");
-  for (const [radius, line] of [[9, 3], [17, 1.5]]) { context.lineWidth = line; context.beginPath(); context.arc(x, y, radius, 0, 7); context.stroke(); }
+  context.fillStyle = colour("night");
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const light = context.createRadialGradient(x, y, 0, x, y, 0.55 * canvas.width);
+  [[0, "#ffbe4533"], [0.3, "#ffbe4514"], [1, "#ffbe4500"]].forEach(([far, tone]) => light.addColorStop(far, tone));
+  context.fillStyle = light;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(points, 0, 0);
+  nameGroups(context, ratio);
+  lampOn(context, x, y, ratio);
   if (shape.length > 1) {
     context.beginPath();
     shape.forEach(([left, top], number) => (number ? context.lineTo(left, top) : context.moveTo(left, top)));
     if (chosen) context.closePath();
-    context.fillStyle = "#ffbe4522"; context.fill(); context.lineWidth = 2; context.stroke();
+    context.strokeStyle = colour("lamp");
+    context.fillStyle = "#ffbe4522"; context.fill(); context.lineWidth = 2 * ratio; context.stroke();
   }
   drawn += 1;
   canvas.dataset.drawn = drawn;
+}
+
+/** Each group's name where the middle one of its points is. */
+function nameGroups(context, ratio) {
+  const named = run.groups[map.per] ?? [];
+  if (!map.groups.length || named.length > MOST_NAMES) return;
+  map.middles ??= named.map((_, group) => {
+    const own = [];
+    for (let point = 0; point < map.count; point++) if (map.groups[point] === group) own.push(point);
+    const middle = (side) => own.map((point) => map.at[2 * point + side]).sort((a, b) => a - b)[own.length >> 1];
+    return own.length ? [middle(0) / 65535, middle(1) / 65535] : null;
+  });
+  context.font = `650 ${14 * ratio}px system-ui, sans-serif`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  map.middles.forEach((middle, group) => {
+    if (!middle) return;
+    const [x, y] = onScreen(...middle);
+    context.lineWidth = 4 * ratio;
+    context.lineJoin = "round";
+    context.strokeStyle = "#10141bd0";
+    context.strokeText(named[group].name, x, y);
+    context.fillStyle = "#f4f5f7";
+    context.fillText(named[group].name, x, y);
+  });
+}
+
+/** The input: its picture in a ring, or the ring alone. */
+function lampOn(context, x, y, ratio) {
+  const far = 20 * ratio;
+  context.strokeStyle = colour("lamp");
+  if (picture?.complete && picture.naturalWidth) {
+    context.save();
+    context.beginPath(); context.arc(x, y, far, 0, 7); context.clip();
+    context.imageSmoothingEnabled = false;
+    context.drawImage(picture, x - far, y - far, 2 * far, 2 * far);
+    context.restore();
+    context.lineWidth = 3 * ratio; context.beginPath(); context.arc(x, y, far, 0, 7); context.stroke();
+    return;
+  }
+  for (const [radius, line] of [[9, 3], [17, 1.5]]) { context.lineWidth = line * ratio; context.beginPath(); context.arc(x, y, radius * ratio, 0, 7); context.stroke(); }
+}
+
+/** The picture of the input, for the ring. */
+function loadPicture() {
+  const src = theAnswer()?.shown.image;
+  if ((picture?.getAttribute("src") ?? null) === (src ?? null)) return;
+  picture = src ? h("img", { src, onload: () => looking("map") && map && compose() }) : null;
 }
 
 /** Another layer: the points wander to their new places. */
 function move(before) {
   const start = performance.now();
   const between = new Float32Array(map.at.length);
+  const [shades, frames] = [palette(), []];
   shape = [];
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return null;
   return new Promise((done) => {
@@ -141,9 +242,10 @@ function move(before) {
       const share = Math.min(1, (now - start) / MOVING);
       const eased = share * share * (3 - 2 * share);
       for (let each = 0; each < between.length; each++) between[each] = before.at[each] + (map.at[each] - before.at[each]) * eased;
-      paint(between);
+      paint(between, shades);
+      frames.push(now);
       if (share < 1 && state.view === "map") requestAnimationFrame(step);
-      else done();
+      else { canvas.dataset.frames = frames.map(Math.round).join(); done(); }
     };
     requestAnimationFrame(step);
   });
@@ -166,7 +268,7 @@ function hover(event) {
   if (!map) return;
   if (pressed) {
     shape.push(where(event));
-    return paint(map.at);
+    return compose();
   }
   const [x, y] = where(event);
   let [best, near] = [-1, NEAR * NEAR];
@@ -182,7 +284,7 @@ function release() {
   pressed = false;
   if (shape.length < 3) shape = [];
   chosen = shape.length ? inside() : null;
-  paint(map.at);
+  compose();
   showChosen();
 }
 

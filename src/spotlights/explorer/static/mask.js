@@ -31,7 +31,7 @@ export function showMaskControls() {
   fill(place,
     h("p", { class: "quiet" }, "The same sum without some of its parts. ", explain(h("span", { class: "caution" }, "not retraining"), NOT_RETRAINING)),
     groups.map(([column, values]) => chosen(`without ${column}`, values.length, (parts[column] ?? []).length > 0, values.map(({ value, name, colour }) =>
-      h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), name)))),
+      h("button", { class: "chip", "aria-pressed": String(isMasked(column, value)), "data-column": column, "data-value": String(value), style: { "--c": colour }, onclick: () => toggleMasked(column, value) }, h("i"), visible(name))))),
     stretch ? slider(parts) : null,
     (parts.example ?? []).length ? h("fieldset", {}, h("legend", {}, `without ${parts.example.length} single example${parts.example.length > 1 ? "s" : ""}`),
       h("div", { class: "chips" }, parts.example.slice(0, FEW).map((id) => h("button", { class: "chip", "aria-pressed": "true", onclick: () => toggleMasked("example", null, id) }, id)),

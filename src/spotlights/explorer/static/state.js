@@ -29,8 +29,10 @@ export function change(changes, { quietly = false } = {}) {
   for (const key of changed) state[key] = String(changes[key] ?? "");
   const filled = KEYS.filter((key) => state[key] !== "").map((key) => [key, state[key]]);
   const address = `#${new URLSearchParams(filled)}`;
-  if (quietly) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
+  try {
+    if (quietly) history.replaceState(null, "", address);
+    else history.pushState(null, "", address);
+  } catch { /* a frame of a notebook has no address */ }
   for (const listener of listeners) listener(changed);
 }
 

@@ -78,6 +78,12 @@ async function standalone(svg) {
   return new XMLSerializer().serializeToString(copy);
 }
 
+/** What was painted, as a picture in an SVG. */
+function pictured(canvas) {
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  return s("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, s("image", { href: canvas.toDataURL(), width, height }));
+}
+
 async function asPng(markup, width, height) {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(markup)}`;
@@ -98,9 +104,9 @@ export function takeAway(place, name) {
   const save = (kind) => async () => {
     const chart = place.querySelector("svg, canvas");
     if (!chart) return;
-    if (chart.tagName === "CANVAS") return chart.toBlob((blob) => download(blob, `${name}.png`));
-    const markup = await standalone(chart);
-    const { width, height } = chart.viewBox.baseVal;
+    const svg = chart.tagName === "CANVAS" ? pictured(chart) : chart;
+    const markup = await standalone(svg);
+    const { width, height } = svg.viewBox.baseVal;
     download(kind === "svg" ? new Blob([markup], { type: "image/svg+xml" }) : await asPng(markup, width, height), `${name}.${kind}`);
   };
   return h("span", { class: "links" }, ["png", "svg"].map((kind) => h("button", { class: "more", title: `Save this picture as ${kind.toUpperCase()}`, onclick: save(kind) }, kind.toUpperCase())));

@@ -92,7 +92,7 @@ def recipe_tensors(steps: Sequence[StepRecipe]) -> dict[str, list[np.ndarray]]:
         _INTS: [np.concatenate([np.empty(0, np.int64), *flat["i"]])],
         _FLOATS: [np.concatenate([np.empty(0), *flat["f"]])],
         _RANDOM: [np.concatenate([np.empty(0, np.int8), *flat["random"]])],
-        _LAYOUTS: [bytes_of([json.loads(each) for each in layouts])],
+        _LAYOUTS: [bytes_of([json.loads(text) for text in layouts])],
         _ENDS: [np.array(ends)],
         _LAYOUT: [np.array(layout)],
         _OPTIONS: [np.stack([step.options for step in steps])],

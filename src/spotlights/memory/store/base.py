@@ -85,6 +85,20 @@ class Store(ABC):
             piece = self.load(name, range(start, start + width), checksum)
             into[number * width : (number + 1) * width] = piece
 
+    def load_kept(
+        self,
+        name: str,
+        span: range,
+        checksum: str,
+        pieces: tuple[Sequence[int], int],
+        into: UInt8[np.ndarray, "bytes"],
+    ) -> bool:
+        """Loads pieces (their starts and their width) of a range that was loaded before, as `load_pieces` does.
+
+        False if no cache on this machine keeps the range; then nothing is loaded.
+        """
+        return False
+
     @abstractmethod
     def write(self, name: str, blocks: Iterable[UInt8[np.ndarray, "bytes"]], *, new: bool = False) -> None:
         """Writes a file from blocks of bytes, one after the other. When this returns, the file survives a power cut.

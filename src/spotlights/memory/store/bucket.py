@@ -17,7 +17,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -134,9 +134,7 @@ class BucketStore(Store):
         return bytes(self._range(name, within)) if within else b""
 
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
-        self._key(name)
-        key = f"{self.describe(name)} {checksum} {span.start}-{span.stop}"
-        cache = self.cache if checksum else None
+        key, cache = self._kept_as(name, span, checksum), self.cache if checksum else None
         cached = None if cache is None else cache.get(key, len(span))
         if cached is not None:
             return cached
@@ -147,6 +145,24 @@ class BucketStore(Store):
         if cache is not None:
             cache.put(key, blocks)
         return np.frombuffer(bytearray().join(blocks), dtype=np.uint8)
+
+    def _kept_as(self, name: str, span: range, checksum: str) -> str:
+        self._key(name)
+        return f"{self.describe(name)} {checksum} {span.start}-{span.stop}"
+
+    def load_kept(
+        self,
+        name: str,
+        span: range,
+        checksum: str,
+        pieces: tuple[Sequence[int], int],
+        into: UInt8[np.ndarray, "bytes"],
+    ) -> bool:
+        if self.cache is None or not checksum:
+            return False
+        starts, width = pieces
+        within = [start - span.start for start in starts]
+        return self.cache.load(self._kept_as(name, span, checksum), len(span), (within, width), into)
 
     def _range(self, name: str, span: range) -> Any:
         """The bytes of a range that must lie within the file."""

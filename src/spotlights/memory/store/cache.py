@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from jaxtyping import UInt8
 from spotlights.memory.store.local import read_file
 
 LIMIT = 10 << 30
+_AT_ONCE = 1 << 20
 _ENDING, _UNFINISHED = ".bytes", ".part"
 _OURS = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
 """Nothing else in the directory is ever deleted."""
@@ -54,6 +56,28 @@ class Cache:
         content, stated = content[:size], content[size:]
         return content if len(content) == size and stated.tobytes() == _checksum(key, [content]) else None
 
+    def load(self, key: str, size: int, pieces: tuple[Sequence[int], int], into: UInt8[np.ndarray, "bytes"]) -> bool:
+        """Loads pieces (their starts and their width) of the bytes under a key, one behind the other, into a buffer.
+
+        False if there are no such bytes. They are compared with their checksum if that has not been done yet, and again
+        if somebody else has touched the file. Without pieces, the file counts as used now.
+        """
+        path, (starts, width) = self._path(key), pieces
+        try:
+            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                state = _touched(file.fileno())
+                if state != _compared.get(path) and not _is_whole(file.fileno(), key, size):
+                    return False
+                _compared[path] = state
+                room = (into.data[n * width : (n + 1) * width] for n in range(len(starts)))
+                read = [os.preadv(file.fileno(), [part], start) for start, part in zip(starts, room, strict=True)]
+                if not starts:
+                    os.utime(file.fileno())
+                    _compared[path] = _touched(file.fileno())
+        except OSError:
+            return False
+        return all(count == width for count in read)
+
     def put(self, key: str, blocks: Sequence[Any]) -> None:
         """Keeps bytes under a key, if the directory can take them."""
         size, path = sum(map(len, blocks)), self._path(key)
@@ -66,6 +90,7 @@ class Cache:
                 file.writelines(memoryview(block) for block in blocks)
                 file.write(_checksum(key, blocks))
             os.replace(temporary, path)
+            _compared[path] = _touched(path)
             self._make_room(size)
         except OSError:  # a full disk; or deleted by another process
             with contextlib.suppress(OSError):
@@ -102,6 +127,25 @@ def _checksum(key: str, blocks: Sequence[Any]) -> bytes:
     return checksum.digest()
 
 
+def _touched(file: int | Path) -> tuple[int, int, int]:
+    """What changes when somebody replaces or writes a file."""
+    status = os.stat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{file} is no file")
+    return status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def _is_whole(file: int, key: str, size: int) -> bool:
+    """Whether a file holds bytes of that size, and their checksum behind them."""
+    checksum, room = xxhash.xxh3_64(key.encode()), bytearray(min(size, _AT_ONCE))
+    for start in range(0, size, _AT_ONCE):
+        count = os.preadv(file, [memoryview(room)[: size - start]], start)
+        checksum.update(memoryview(room)[:count])
+    return os.pread(file, checksum.digest_size + 1, size) == checksum.digest()
+
+
+_compared: dict[Path, tuple[int, int, int]] = {}
+"""The files that hold what this process has written, or has compared with their checksums."""
 _sizes: dict[Path, int] = {}
 """What each directory held when this process last looked, and what the process has added since."""
 _sizes_lock = threading.Lock()

@@ -169,10 +169,10 @@ def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int, bins: in
     """Looks at one test image of each kind; a network may have no such mistake (or success) to show."""
     shown = []
     for kind in wanted:
-        found, test = find(trained, kind), trained.data[kind.source].test
-        if found is not None:
-            case = look_at(trained, test, found.place, top=top, bins=bins)
-            shown.append(replace(case, figure=kind.figure, fits=found.fits, fitting=found.fitting))
+        finding, test = find(trained, kind), trained.data[kind.source].test
+        if finding is not None:
+            case = look_at(trained, test, finding.place, top=top, bins=bins)
+            shown.append(replace(case, figure=kind.figure, fits=finding.fits, fitting=finding.fitting))
     return shown
 
 

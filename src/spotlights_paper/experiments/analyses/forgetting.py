@@ -35,7 +35,7 @@ class Interference:
 
 
 @dataclass(frozen=True, eq=False)
-class Forgetting:
+class ForgottenImages:
     """The forgotten test images of the first task."""
 
     source: str
@@ -50,7 +50,7 @@ class Forgetting:
     layers: list[Interference]
 
 
-def forgetting(trained: Trained, *, switch: int, images: int) -> Forgetting:
+def forgetting(trained: Trained, *, switch: int, images: int) -> ForgottenImages:
     """Takes apart the margins of the first task's forgotten test images; evenly spaced ones, if many."""
     source = trained.sources[0]
     test = trained.data[source].test
@@ -59,16 +59,16 @@ def forgetting(trained: Trained, *, switch: int, images: int) -> Forgetting:
     after = answers(trained.model, test)
     right = before == test.labels
     lost = (right & (after != test.labels)).nonzero().flatten()
-    chosen = lost[torch.linspace(0, len(lost) - 1, min(images, len(lost))).round().long()]
-    true, said = test.labels[chosen], after[chosen]
+    spread_out = lost[torch.linspace(0, len(lost) - 1, min(images, len(lost))).round().long()]
+    true, said = test.labels[spread_out], after[spread_out]
     answered = torch.bincount(test.labels[lost] * count + after[lost], minlength=count * count)
-    return Forgetting(
+    return ForgottenImages(
         source,
         torch.bincount(test.labels[lost], minlength=count).numpy(),
         torch.bincount(test.labels[right], minlength=count).numpy(),
         answered.reshape(count, count).numpy(),
-        len(chosen),
-        _layers(trained, test.inputs[chosen], true, said) if len(chosen) else [],
+        len(spread_out),
+        _layers(trained, test.inputs[spread_out], true, said) if len(spread_out) else [],
     )
 
 
@@ -77,12 +77,12 @@ def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> lis
         return (logits.gather(1, said[:, None]) - logits.gather(1, true[:, None]))[:, 0]
 
     spotlights = trained.attend(inputs)
-    found = []
+    layers = []
     for layer, attention in spotlights.items():
         contributions = attention.contributions(margin)
         totals = contributions.totals("category")
         per_image = by_category(trained, totals)
-        found.append(
+        layers.append(
             Interference(
                 layer,
                 contributions.exact,
@@ -91,7 +91,7 @@ def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> lis
                 _by_class(margin(spotlights.output).double().numpy(), true.numpy(), per_image.shape[2]),
             )
         )
-    return found
+    return layers
 
 
 def _by_class(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

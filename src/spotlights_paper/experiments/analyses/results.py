@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases
-from spotlights_paper.experiments.analyses.forgetting import Forgetting, Masked, forgetting, masks
+from spotlights_paper.experiments.analyses.forgetting import ForgottenImages, Masked, forgetting, masks
 from spotlights_paper.experiments.analyses.glances import Glance, right_and_wrong
 from spotlights_paper.experiments.analyses.test_set import (
     ClassAttention,
@@ -78,7 +78,7 @@ class ImageResults:
     over_time: list[OverTime] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     masks: list[Masked] = field(default_factory=list)
-    forgetting: Forgetting | None = None
+    forgetting: ForgottenImages | None = None
     suspects: list[Suspect] = field(default_factory=list)
     other_votes: list[OtherVotes] = field(default_factory=list)
     samples: list[Glance] = field(default_factory=list)

@@ -123,13 +123,13 @@ def _share(part: int, whole: int) -> float:
 
 def votes(totals: CategoryTotals) -> list[Vote]:
     """Each layer's vote on the test images of each source, over the slots of all sources."""
-    found = []
+    result = []
     for layer, values in totals.layers.items():
         vote = values.sum(axis=1).argmax(axis=1)
         for index, source in enumerate(totals.sources):
             right = totals.right & (totals.task == index)
             wrong = ~totals.right & (totals.task == index)
-            found.append(
+            result.append(
                 Vote(
                     layer,
                     source,
@@ -140,7 +140,7 @@ def votes(totals: CategoryTotals) -> list[Vote]:
                     wrong_output=int(np.sum(vote[wrong] == totals.output[wrong])),
                 )
             )
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -225,14 +225,14 @@ class OverTime:
 
 def class_attention(totals: CategoryTotals) -> list[ClassAttention]:
     """For each layer."""
-    found = []
+    result = []
     tasks, classes = totals.slots.shape
     members = [(totals.task == task) & (totals.target == label) for task in range(tasks) for label in range(classes)]
     for layer, values in totals.layers.items():
         flat = values.reshape(len(values), -1)
         per_slot, divided = flat / np.maximum(totals.slots.reshape(-1), 1), shares(flat)
         nothing = np.full(flat.shape[1], np.nan)
-        found.append(
+        result.append(
             ClassAttention(
                 layer,
                 np.array([per_slot[rows].mean(axis=0) if rows.any() else nothing for rows in members]),
@@ -240,12 +240,12 @@ def class_attention(totals: CategoryTotals) -> list[ClassAttention]:
                 np.array([divided[rows].mean(axis=0) if rows.any() else nothing for rows in members]),
             )
         )
-    return found
+    return result
 
 
 def cross_task(totals: CategoryTotals) -> list[CrossTask]:
     """For each layer, each task's test images and each task's slots."""
-    found = []
+    result = []
     for layer, values in totals.layers.items():
         by_task = values.sum(axis=2)
         per_slot, divided = by_task / np.maximum(totals.slots.sum(axis=1), 1), shares(by_task)
@@ -253,18 +253,18 @@ def cross_task(totals: CategoryTotals) -> list[CrossTask]:
             for train, other in enumerate(totals.sources):
                 share, mean = (numbers[totals.task == test, train] for numbers in (divided, per_slot))
                 spreads = float(share.mean()), float(share.std()), float(mean.mean()), float(mean.std())
-                found.append(CrossTask(layer, name, other, *spreads))
-    return found
+                result.append(CrossTask(layer, name, other, *spreads))
+    return result
 
 
 def over_time(trained: Trained, *, images: int, bins: int) -> list[OverTime]:
     """Total |score| by step, averaged over the first images of each source's test set."""
-    found = []
+    result = []
     for source, prepared in trained.data.items():
         spotlights = trained.attend(prepared.test.inputs[:images])
         for layer in trained.layers:
             totals = spotlights[layer].totals("step", absolute=True, bins=bins)
             divided = shares(totals.numpy())
             starts = np.array(totals.groups, dtype=float)
-            found.append(OverTime(layer, source, starts, divided.mean(axis=0), divided.std(axis=0)))
-    return found
+            result.append(OverTime(layer, source, starts, divided.mean(axis=0), divided.std(axis=0)))
+    return result

@@ -81,13 +81,13 @@ def passages_toward(
     def logit(output: Tensor) -> Tensor:
         return output[:, -1, number]
 
-    found = spot[layer].passages(trained.data.train.tokens, prompt=prompt, target=logit, k=k)
+    passages = spot[layer].passages(trained.data.train.tokens, prompt=prompt, target=logit, k=k)
     initial = float(spot[layer].at(len(prompt) - 1).contributions(logit).initial[0])
     note = (
         f"toward {vocabulary.tokens[number]!r} as the next {vocabulary.unit}: {float(logit(spot.output)[0]):.2f}, of "
         f"which the initial weights of {layer} make {initial:+.2f} through this token"
     )
-    return replace(found, note="; ".join(part for part in (note, found.note) if part))
+    return replace(passages, note="; ".join(part for part in (note, passages.note) if part))
 
 
 def _read(trained: TrainedLanguage, prompt: Sequence[str]) -> tuple[Sequence[str], Int64[Tensor, "1 length"]]:
@@ -175,15 +175,15 @@ def analyse(
                 levels.append(two_levels(trained, prompt))
     if not is_gpt and prompts:
         with stage("the ranks of the paper's passages"):
-            found = rank_papers(trained, settings, prompts)
-        tables = [replace(table, papers=found[query]) for table, query in zip(tables, prompts, strict=True)]
+            ranked = rank_papers(trained, settings, prompts)
+        tables = [replace(table, papers=ranked[query]) for table, query in zip(tables, prompts, strict=True)]
     return LanguageResults(tables, None if is_gpt else evaluate(trained, settings), levels)
 
 
-def _others(found: Passages, own: int | None) -> Passages:
+def _others(passages: Passages, own: int | None) -> Passages:
     """Without the sentence of the query itself, if the query is from the training text."""
-    kept = [passage for passage in found if own is None or not passage.start <= own < passage.stop]
-    return replace(found, passages=kept[:_SHOWN])
+    kept = [passage for passage in passages if own is None or not passage.start <= own < passage.stop]
+    return replace(passages, passages=kept[:_SHOWN])
 
 
 def continuation(trained: TrainedLanguage, prompt: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ _AT_ONCE = 250
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedMethod:
     """One way to find passages, over all positions."""
 
     how: str
@@ -74,9 +74,9 @@ class Evaluation:
     unit: str
     right: Estimate
     """How often the network itself is right about the next token."""
-    judged: list[Judged]
+    judged: list[JudgedMethod]
 
-    def of(self, how: str, kernel: str | None = None) -> Judged:
+    def of(self, how: str, kernel: str | None = None) -> JudgedMethod:
         return next(judged for judged in self.judged if (judged.how, judged.kernel) == (how, kernel))
 
     @property
@@ -157,8 +157,8 @@ def vote(tokens: Int64[Tensor, "asked k"]) -> Int64[Tensor, "asked"]:
     return torch.tensor([Counter(row).most_common(1)[0][0] for row in tokens.tolist()], dtype=torch.int64)
 
 
-def _compared(how: str, kernel: str | None, values: Judgement, ours: Judgement) -> Judged:
-    return Judged(
+def _compared(how: str, kernel: str | None, values: Judgement, ours: Judgement) -> JudgedMethod:
+    return JudgedMethod(
         how,
         kernel,
         {name: Estimate.of(values[name]) for name in MEASURES},

@@ -50,7 +50,7 @@ def rank_papers(trained: TrainedLanguage, settings: Any, prompts: Prompts) -> di
     """The paper's passages for some queries, with their ranks for the trained and the untrained network."""
     text = trained.data.train.tokens
     sentences = np.full(len(text), -1, dtype=np.int64)
-    found: dict[PaperQuery, list[PaperPassage]] = {
+    ranks: dict[PaperQuery, list[PaperPassage]] = {
         query: [PaperPassage(place, _around(trained, place), []) for place in query.papers if place < len(text)]
         for query in prompts
     }
@@ -62,7 +62,7 @@ def rank_papers(trained: TrainedLanguage, settings: Any, prompts: Prompts) -> di
                 if own is not None:
                     start, stop = sentence_at(text, own)
                     scores[start:stop] = -np.inf
-                for passage in found[query]:
+                for passage in ranks[query]:
                     better = np.flatnonzero(scores > scores[passage.position])
                     held = {_sentence(sentences, text, place) for place in better.tolist()}
                     held.discard(_sentence(sentences, text, passage.position))
@@ -71,7 +71,7 @@ def rank_papers(trained: TrainedLanguage, settings: Any, prompts: Prompts) -> di
     rank("trained", trained.model, trained.memory)
     with untrained(trained.data, settings, seed=trained.seed) as (model, memory):
         rank("untrained", model, memory)
-    return found
+    return ranks
 
 
 def _scores(trained: TrainedLanguage, model: Any, memory: sl.Memory, prompt: Sequence[str], kernel: str) -> np.ndarray:

@@ -21,7 +21,7 @@ WORDS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ExampleRows:
     """Some examples."""
 
     inputs: Tensor
@@ -33,16 +33,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def first(self, count: int) -> Rows:
-        return Rows(self.inputs[:count], self.labels[:count], self.ids[:count], self.texts[:count])
+    def first(self, count: int) -> ExampleRows:
+        return ExampleRows(self.inputs[:count], self.labels[:count], self.ids[:count], self.texts[:count])
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
     """The training and test examples of a setting."""
 
-    train: Rows
-    test: Rows
+    train: ExampleRows
+    test: ExampleRows
     classes: tuple[str, ...] = ()
     kind: str = "classes"
     """"classes", "squared" (a regression) or "tokens" (a language model)."""
@@ -64,9 +64,9 @@ class Data:
 
 def margins(output: Float[Tensor, "... classes"], labels: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The margin of the true class: its logit against all the others together, `log p/(1−p)`."""
-    chosen = labels[..., None].expand(*output.shape[:-1], 1)
-    others = output.scatter(-1, chosen, float("-inf"))
-    return output.gather(-1, chosen)[..., 0] - others.logsumexp(dim=-1)
+    of_label = labels[..., None].expand(*output.shape[:-1], 1)
+    others = output.scatter(-1, of_label, float("-inf"))
+    return output.gather(-1, of_label)[..., 0] - others.logsumexp(dim=-1)
 
 
 def load_data(name: str, train: int, test: int) -> Data:
@@ -75,7 +75,7 @@ def load_data(name: str, train: int, test: int) -> Data:
         data = SOURCES[name](train, test)
         return replace(data, train=data.train.first(train), test=data.test.first(test))
     images = normalised(load(name), torch.arange(train), test)
-    sides = [Rows(side.inputs, side.labels, side.ids) for side in (images.train, images.test)]
+    sides = [ExampleRows(side.inputs, side.labels, side.ids) for side in (images.train, images.test)]
     return Data(sides[0], sides[1], images.classes)
 
 
@@ -88,7 +88,7 @@ def _split(inputs: Any, labels: Any, train: int, test: int, kind: str, classes: 
     x = ((x - x[:train].mean(dim=0)) / x[:train].std(dim=0).clamp_min(1e-9)).float()
     if kind == "squared":
         y = ((y.double() - y[:train].double().mean()) / y[:train].double().std()).float()
-    rows = [Rows(x[part], y[part], order[part]) for part in (slice(train), slice(train, train + test))]
+    rows = [ExampleRows(x[part], y[part], order[part]) for part in (slice(train), slice(train, train + test))]
     return Data(rows[0], rows[1], tuple(classes), kind)
 
 
@@ -132,7 +132,7 @@ def _passages(train: int, test: int) -> Data:
     labels = torch.tensor([label for _, label in passages])
     texts = tuple(text for text, _ in passages)
     ids = torch.arange(len(texts))
-    rows = [Rows(inputs[p], labels[p], ids[p], texts[p]) for p in (slice(train), slice(train, train + test))]
+    rows = [ExampleRows(inputs[p], labels[p], ids[p], texts[p]) for p in (slice(train), slice(train, train + test))]
     return Data(rows[0], rows[1], sources)
 
 
@@ -141,11 +141,11 @@ def _letters(train: int, test: int) -> Data:
     text = load_text("aesop")
     tokens, length = text.vocabulary.encode(text.train.tokens), LETTERS + 1
     count = len(tokens) // length
-    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: train + test]
-    rows = torch.stack([tokens[place * length : (place + 1) * length] for place in chosen.tolist()]).long()
+    starts = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: train + test]
+    rows = torch.stack([tokens[place * length : (place + 1) * length] for place in starts.tolist()]).long()
     texts = tuple("".join(text.vocabulary.decode(row)) for row in rows)
     made = [
-        Rows(rows[part, :-1], rows[part, 1:], chosen[part], texts[part])
+        ExampleRows(rows[part, :-1], rows[part, 1:], starts[part], texts[part])
         for part in (slice(train), slice(train, train + test))
     ]
     return Data(made[0], made[1], kind="tokens")

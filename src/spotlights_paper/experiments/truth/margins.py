@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError
@@ -53,6 +53,11 @@ class Margins:
     def lds(self, scores: Float[Tensor, "test train"]) -> Estimate:
         """The linear datamodeling score of a method's numbers."""
         return score_of(self.drawn(scores))
+
+    @property
+    def for_dattri(self) -> tuple[Float[Tensor, "halves test"], Int64[Tensor, "halves half"]]:
+        """The same as the `ground_truth` of `dattri.metric.lds`; scores go there with training examples first."""
+        return self.fresh, torch.stack([row.nonzero().flatten() for row in self.members])
 
     def save(self, path: Path) -> None:
         arrays: dict[str, Any] = {

@@ -65,7 +65,7 @@ def precision_at(scores: Float[Tensor, "train"], positive: Bool[Tensor, "train"]
 def flipped(labels: Int64[Tensor, "train"], share: float, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Labels of which a share has been replaced by another class, and which ones."""
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    chosen[torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]] = True
+    wrong = torch.zeros(len(labels), dtype=torch.bool)
+    wrong[torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]] = True
     shift = torch.randint(1, classes, (len(labels),), generator=generator)
-    return torch.where(chosen, (labels + shift) % classes, labels), chosen
+    return torch.where(wrong, (labels + shift) % classes, labels), wrong

@@ -52,26 +52,26 @@ def removal_curve(setting: Setting, data: Data, folder: Path, *, tests: int, rec
     """
     with torch.no_grad():
         right = recorded.model(data.test.inputs).argmax(dim=1) == data.test.labels
-    chosen = right.nonzero().flatten()[:tests]
+    tested = right.nonzero().flatten()[:tests]
     counts = [count for count in DROPPED if count < len(data.train) // 2]
-    seeds = range(_SEED, _SEED + len(chosen))
+    seeds = range(_SEED, _SEED + len(tested))
     orders = [epoch_orders(len(data.train), setting.epochs, seed) for seed in seeds]
 
     def without(name: str, members: Sequence[Tensor]) -> Float[Tensor, "chosen"]:
         """The margin of each chosen test image, of a network trained for it on some of the examples."""
         jobs = [Job(*job) for job in zip(members, seeds, orders, strict=True)]
-        return kept_margins(folder / "removal" / name, setting, data, jobs, chosen)
+        return kept_margins(folder / "removal" / name, setting, data, jobs, tested)
 
-    nothing = without("nothing", [torch.arange(len(data.train))] * len(chosen))
+    nothing = without("nothing", [torch.arange(len(data.train))] * len(tested))
     curves = []
     for method in track(COMPARED, len(COMPARED), "retraining (removals)"):
-        ranked = _ranking(method, data, recorded, chosen)
+        ranked = _ranking(method, data, recorded, tested)
         margin, error = [float(nothing.mean())], [0.0]
         for count in counts:
             members = [row.sort().values for row in ranked[:, count:]]
             now = without(f"{method}-{count}", members)
             margin.append(float(now.mean()))
-            error.append(float((now - nothing).std() / len(chosen) ** 0.5))
+            error.append(float((now - nothing).std() / len(tested) ** 0.5))
         curves.append(Removal(method, [0, *counts], margin, error))
     return curves
 

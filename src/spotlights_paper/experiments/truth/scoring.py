@@ -57,8 +57,8 @@ def redrawn(first: Float[Tensor, "subsets test"], second: Float[Tensor, "subsets
     generator = torch.Generator().manual_seed(0)
     means = [spearman(first, second).mean()]
     for _ in range(DRAWS):
-        chosen = torch.randint(len(first), (len(first),), generator=generator)
-        means.append(spearman(first[chosen], second[chosen]).mean())
+        drawn = torch.randint(len(first), (len(first),), generator=generator)
+        means.append(spearman(first[drawn], second[drawn]).mean())
     return torch.stack(means)
 
 
