@@ -228,6 +228,8 @@ def _forge_tensors(content: bytearray, start: int, chance: random.Random) -> str
         content[: 8 + length] = len(encoded).to_bytes(8, "little") + encoded
         return "header"
     tensors = {name: array.copy() for name, array in safetensors.numpy.load(bytes(content)).items()}
+    if not tensors:  # of a process that holds no weights of its own
+        return "nothing"
     name = chance.choice(list(tensors))
     array, way = tensors[name], chance.choice(["numbers"] * 4 + ["missing", "shorter", "type", "renamed", "wider"])
     if name in (f"{RECIPE}header", f"{RECIPE}layouts") and chance.random() < 0.8:

@@ -460,7 +460,7 @@ def test_a_run_killed_at_random_moments_is_always_readable_and_resumable():
         process = context.Process(target=_record_until_killed, args=(address, start, done))
         process.start()
         for _ in range(chance.randint(1, STEPS - start + 1)):  # so many steps, and some more time for the bucket
-            assert done.acquire(timeout=60)
+            assert done.acquire(timeout=600), "the recording process does not get on"
         time.sleep(chance.uniform(0.0, 0.2))
         process.kill()
         process.join()

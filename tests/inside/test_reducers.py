@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from memories import mlp
 from spotlights.memory.blocks import in_blocks
-from spotlights.query import Attention, columns, example_gradients, history, history_sweep, joint, reducers, suspects
+from spotlights.query import (
+    Attention,
+    columns,
+    example_gradients,
+    history,
+    history_sweep,
+    joint,
+    reducers,
+    restore,
+    suspects,
+)
 from spotlights.query.coefficients import Coefficient, StepNumbers, unroll
 from spotlights.query.example_gradients import VisitNumbers
 from spotlights.query.plan import Measure
@@ -295,6 +305,14 @@ class TestStepRows(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return (reducer.rows,)
+
+
+class TestVisits(ReducerContract):
+    def make(self) -> Reducer:
+        return restore.VisitsReducer()
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (torch.tensor([(step, one) for step, seen in sorted(reducer.visits.items()) for one in sorted(seen)]),)
 
 
 class TestDistinct(ReducerContract):
