@@ -57,7 +57,7 @@ What recording gives for networks as users write them. Made by `python benchmark
 - *of the change*: the largest part of a layer's change that the slots miss; {OF_THE_CHANGE:.0e} is rounding. Where
   it is more, `verify` says why: see below the table.
 - *initial + Σ = output*: the difference for one test input, in the layer that answers, and what the result says.
-- *influence*, *suspects*: seconds for the first answer.
+- *influence*, *suspects*: the processor's seconds for the first answer.
 - *step time*: the processor's time of the quickest recorded step over that of the quickest plain one, of a few, with
   the milliseconds of the plain one. What is written at the end is left out. A layer costs some tenths of a millisecond
   whatever its size, so that the ratios of these tiny networks are large; below the table is one of full size.
@@ -195,16 +195,16 @@ def _sum(memory: sl.Memory, setup: Setup) -> str:
 
 
 def _suspects(memory: sl.Memory, setup: Setup) -> str:
-    start = time.perf_counter()
+    start = time.process_time()
     suspects = memory.suspects(5)
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     return f"{took:.1f} s" + ("" if suspects.layer == setup.answers else f", by {suspects.layer}")
 
 
 def _influence(memory: sl.Memory, setup: Setup) -> str:
-    start = time.perf_counter()
+    start = time.process_time()
     memory.attend(setup.model, setup.inputs).influence(setup.target).top(3)
-    return f"{time.perf_counter() - start:.1f} s"
+    return f"{time.process_time() - start:.1f} s"
 
 
 def row_of(name: str, limit: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spotlights_paper.experiments.truth.data import Data, Rows
+from spotlights_paper.experiments.truth.data import Data, ExampleRows
 from spotlights_paper.experiments.truth.recorded import record, train_plainly
 from spotlights_paper.experiments.truth.retraining import Job, retrain
 from spotlights_paper.experiments.truth.settings import Setting, prepare, setting_named
@@ -32,7 +32,7 @@ def retraining(setting: Setting, data: Data) -> Callable[[list[Any]], nn.Module]
 
     def train(examples: list[Any]) -> nn.Module:
         rows, every = torch.tensor(sorted(where[example] for example in examples)), data.train
-        some = Rows(every.inputs[rows], every.labels[rows], every.ids[rows])
+        some = ExampleRows(every.inputs[rows], every.labels[rows], every.ids[rows])
         return train_plainly(setting, replace(data, train=some), next(seeds))[0]
 
     return train

@@ -158,6 +158,30 @@ def test_ids_can_be_given_for_the_rows_of_one_layer(tmp_path):
     assert column(done.memory, "head") == IDS.tolist() * 4
 
 
+class Windows(nn.Module):
+    """Images are cut to windows, and windows to rows: (B·2, 3, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window, self.head = nn.Linear(D, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.window(x.reshape(-1, 3, D))).reshape(B, -1, 6).mean(dim=1))
+
+
+def test_ids_can_be_given_for_windows_of_rows(tmp_path):
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS)
+        if number:
+            recorder.batch(example=IDS.repeat_interleave(2), layer="window")
+        turn(optimizer, F.cross_entropy(model(FRAMES[IDS]), LABELS[IDS]))
+
+    done = run(Windows(), sgd(), tmp_path / "m", step, steps=2, compare=True)
+    (told,) = done.heard.warnings
+    assert 'layer="window") with shape (8,) or (8, 3)' in told
+    assert column(done.memory, "window") == [None] * 24 + IDS.repeat_interleave(6).tolist()
+
+
 def test_ids_can_be_given_for_each_micro_batch(tmp_path):
     def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
         optimizer.zero_grad()

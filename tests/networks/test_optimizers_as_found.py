@@ -286,6 +286,13 @@ def test_an_optimizer_has_a_rule_or_recording_says_at_its_start_what_will_not_wo
     assert_verified(done)
 
 
+def test_lbfgs_is_not_said_to_change_weights_outside_the_optimizer(tmp_path):
+    done = run(mlp(), UNUSUAL["LBFGS"][0], tmp_path / "m", lbfgs_turn)
+    assert "outside the optimizer" not in done.heard
+    with pytest.raises(sl.UnsupportedError, match="several gradients in one step"):
+        done.memory.verify(done.model)
+
+
 def test_two_optimizers_may_share_a_layer(tmp_path):
     """As with Muon: one has the matrices, the other has the biases. What both do between two passes is one step."""
 

@@ -537,6 +537,16 @@ def test_influence_goes_through_layers_whose_slots_have_no_example(tmp_path):
     assert set(influence.totals("example").groups) - {None} == set(IDS.tolist())
 
 
+def test_influence_works_where_the_layer_that_answers_is_frozen(tmp_path):
+    model = mlp()
+    model[2].requires_grad_(False)  # type: ignore[index]
+    done = run(model, lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), tmp_path / "m", ordinary)  # type: ignore[index]
+    spot = done.memory.attend(done.model, X[:2])
+    assert {row["example"] for row in spot.influence(1).top(4).rows(1)} <= {*IDS.tolist()}
+    with pytest.raises(sl.UnsupportedError, match='No slot of "2" belongs to an example'):
+        spot.influence(1, rule="joint")
+
+
 def test_influence_works_beside_a_layer_without_any_slots(tmp_path):
     """A frozen first layer, as with LoRA."""
     model = mlp()

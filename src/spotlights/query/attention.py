@@ -367,10 +367,10 @@ class Spotlights(dict[str, Attention]):
         if rule != "whitened" and attentions:
             try:
                 joint = self._joint(asked, attentions, loss=loss, damping=damping, balance=balance, rule=rule)
-            except TooLargeError:
+            except (TooLargeError, UnsupportedError) as error:
                 if rule is not None:
                     raise
-                too_large = True
+                too_large = isinstance(error, TooLargeError)
         if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
         parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]

@@ -120,9 +120,9 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     steps = max(reader.steps, 1)
     reducer = VisitErrorsReducer(recorded.entry.out_features, loss_scale(reader.log(layer), steps))
     filled = view.reduce(layer, reducer, selection=_own_slots(reader, recorded, view.until))
-    if not filled.found:
-        raise SettingError(f'No slot of "{layer}" belongs to an example: there is nothing to estimate from.')
-    visits, squares, sums, rows = filled.result()
+    visits, squares, sums, rows = filled.result() if filled.found else (torch.empty(0), *[torch.empty(0)] * 3)
+    if not len(visits):
+        raise UnsupportedError(f'No slot of "{layer}" belongs to an example: the joint estimate has nothing to go by.')
     if loss is None:
         of_classes = recorded.entry.out_features > 1 and filled.total <= 1e-2 * filled.size
         loss = "classes" if of_classes else "squared"

@@ -445,7 +445,8 @@ class Recorder:
             self._warn(
                 "misfit",
                 f"{shapes} shape {misfit.given}: the slots of such rows have no {misfit.column}{_others(used)}. "
-                f'Give one value per row: recorder.batch({misfit.column}=…, layer="{name}"); per position: a '
+                f'Give one value per row: recorder.batch({misfit.column}=…, layer="{name}") with shape '
+                f"{' or '.join(str(misfit.rows[:n]) for n in range(1, len(misfit.rows) + 1))}; per position: a "
                 "column of shape (B, L); or, for micro-batches, call recorder.batch before the forward pass of each.",
             )
         ambiguous, self._matching.ambiguous = self._matching.ambiguous, {}

@@ -144,7 +144,8 @@ def _as_array(name: str, values: Any) -> np.ndarray:
             "strings, one for the whole batch, one per example (B,), or one per position (B, L)."
         )
     if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.reshape(-1)):
-        raise SettingError(f'The column "{name}" mixes types. A column holds numbers or strings.')
+        kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in array.reshape(-1)))
+        raise SettingError(f'The column "{name}" was given {kinds}. A column holds numbers or strings, not both.')
     if array.dtype.kind == "O" and any(_SURROGATE.search(text) for text in array.reshape(-1)):
         raise SettingError(
             f'The column "{name}" has a string with half a character (a lone surrogate). Repair it first.'
@@ -271,6 +272,8 @@ class Batch:
         for name, column in by_row.items():
             if column.size == count or not column.ndim:
                 matched[name] = np.broadcast_to(column.reshape(-1), count)
+            elif column.size and column.shape == lead[: column.ndim]:
+                matched[name] = column.reshape(-1).repeat(count // column.size)
             else:
                 misfit = misfit or Misfit(name, column.shape, lead)
         # Rows flattened to (B·L,) are (B, L) again where a column tells B and L.
