@@ -58,7 +58,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 def rows(table) -> list[list[str]]:
     return [
-        list(cells) for cells in zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
+        list(cells) for cells in zip(*([str(cell) for cell in column.cells] for column in table.body.columns), strict=True)
     ]
 
 

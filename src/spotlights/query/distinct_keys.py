@@ -1,4 +1,4 @@
-"""Work on a layer's distinct keys, where each is stored once: measures, so that an engine does the work.
+"""Work on a layer's keys by their number, or by the slot: measures, so that an engine does the work.
 
 Each has one value for the whole layer, which a `LastReducer` takes.
 """
@@ -58,6 +58,17 @@ class VisitedKeyMoments(Measure):
             return moments
 
         return _of_layer(recorded, value)
+
+
+@dataclass(frozen=True, eq=False)
+class KeysOfSlots(Measure):
+    """The keys of some slots."""
+
+    slots: Int64[Tensor, "rows"]
+
+    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
+        recorded = reader.layer(layer)
+        return _of_layer(recorded, lambda: recorded.keys_at(self.slots))
 
 
 def _of_layer(layer: LayerReader, value: Any) -> Sweep:

@@ -43,6 +43,7 @@ class VisitsReducer(Reducer):
 
 def visits_of(view: View, selections: Sequence[Selection]) -> tuple[Visits, Visits]:
     """From slots: whom each step saw in any layer, and those among them that are selected."""
+    view.reader.need_visits("whom each step saw", "Rewind a recipe")
     view.reader.need_all_slots("To rewind takes")
     found = []
     for several in ([view.selection], [view.selection & selection for selection in selections]):

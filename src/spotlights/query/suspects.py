@@ -23,8 +23,10 @@ from spotlights.memory.blocks import Block, Everything, OneOf, as_of
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import StepLog
 from spotlights.query.columns import Grouping, Visits, grouping
+from spotlights.query.distinct_keys import KeysOfSlots
 from spotlights.query.engine import View
-from spotlights.query.reducers import Reducer
+from spotlights.query.plan import Plan
+from spotlights.query.reducers import LastReducer, Reducer
 from spotlights.results.answers import Label
 from spotlights.results.suspects import NOTE, Suspects
 from spotlights.sparse_rows import dense
@@ -141,7 +143,7 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
         answers = errors.sums[order].argmax(dim=1).tolist()
         if errors.largest <= 1.01:
             agreement = (errors.agreed[order] / errors.counts[order]).tolist()
-        rivals = _rivals(recorded, errors, classes, seen, order, labels)
+        rivals = _rivals(view, recorded, errors, classes, seen, order, labels)
     names = [column for column in reader.manifest.columns if column not in ("example", "step", "position")]
     visits = Visits(view, recorded, examples, order, names)
     agreed = {column: visits.agreed(column) for column in (names if len(order) else ())}
@@ -159,12 +161,21 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
 
 
 def _rivals(
-    recorded: LayerReader, errors: ErrorSumsReducer, classes: Tensor, seen: Tensor, order: Tensor, labels: list[Label]
+    view: View,
+    recorded: LayerReader,
+    errors: ErrorSumsReducer,
+    classes: Tensor,
+    seen: Tensor,
+    order: Tensor,
+    labels: list[Label],
 ) -> list[list[Label]]:
     """For each suspect the nearest examples of other classes, by the cosine of the layer's keys at the last visits."""
     if recorded.slots and len(seen) * recorded.entry.in_features * 4 > _KEY_BYTES:
         return [[] for _ in order]
-    keys = torch.nn.functional.normalize(recorded.keys_at(errors.last[seen]).float(), dim=1)
+    last = Plan(recorded.name, Everything(), (LastReducer(),), KeysOfSlots(errors.last[seen]))
+    ((filled,),) = view.engine.of_the_whole.run([last], view.reader)
+    assert isinstance(filled, LastReducer)
+    keys = torch.nn.functional.normalize(filled.value.float(), dim=1)
     found: list[list[Label]] = []
     for some in order.split(256):
         own = torch.searchsorted(seen, some)

@@ -11,6 +11,7 @@ from spotlights.memory.format import names
 from spotlights.memory.format.manifest import LayerEntry, Manifest
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
+from spotlights.optimizers import rule_named
 
 Layout = Mapping[str, TensorPlace]
 
@@ -95,7 +96,9 @@ def _log(layer: str, entry: LayerEntry, manifest: Manifest, steps: int) -> dict[
     for parameter in entry.trained:
         probed = probed_count(math.prod(entry.shape_of(parameter)))
         shapes[names.log_tensor(layer, parameter, names.FACTOR)] = (steps,)
-        shapes[names.log_tensor(layer, parameter, names.RULE)] = (steps, len(manifest.log_fields))
+        rule = rule_named(entry.rules.get(parameter))
+        fields = manifest.log_fields if rule is None else rule.fields  # another optimizer's parameters have its fields
+        shapes[names.log_tensor(layer, parameter, names.RULE)] = (steps, len(fields))
         shapes[names.log_tensor(layer, parameter, names.PROBED)] = (steps, probed)
     return shapes
 
