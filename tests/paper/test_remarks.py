@@ -57,9 +57,8 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def rows(table) -> list[list[str]]:
-    return [
-        list(cells) for cells in zip(*([str(cell) for cell in column.cells] for column in table.body.columns), strict=True)
-    ]
+    columns = ([str(cell) for cell in column.cells] for column in table.body.columns)
+    return [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def test_all_singular_directions_make_the_layer_and_fewer_do_not(weights: dict[str, torch.Tensor]):
