@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def widget_of(subject: Subject, state: Mapping[str, str], *, other: Subject | None = None, height: int = 820) -> Any:
     """The widget of a subject; whoever runs it sees the page under the cell."""
     try:
-        from anywidget import AnyWidget
-        from traitlets import Int, Unicode
+        from anywidget import AnyWidget  # pyright: ignore[reportMissingImports]
+        from traitlets import Int, Unicode  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise SettingError("The explorer in a notebook needs anywidget: pip install 'spotlights[notebook]'.") from None
 
