@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -201,7 +202,7 @@ def nonsense(place: Any, chance: random.Random) -> None:
             if chance.random() < 0.1:
                 del place[key]
             else:
-                place[key] = chance.choice([*WEIRD, *nearby * 3])
+                place[key] = copy.deepcopy(chance.choice([*WEIRD, *nearby * 3]))  # which may be changed next
             return
         place = inner
 

@@ -358,6 +358,15 @@ def test_a_manifest_cannot_point_outside_the_memory(memory, where, file):
         sl.open(memory)
 
 
+@pytest.mark.parametrize("checksum", ["", "nonsense", "0x1f", " 1f"])
+def test_a_checksum_that_is_no_number_is_named(memory, checksum):
+    raw = _manifest(memory)
+    raw["segments"][0]["checksum"] = checksum
+    (memory / "memory.json").write_text(json.dumps(raw))
+    with pytest.raises(sl.MemoryFormatError, match="checksum"):
+        sl.open(memory)
+
+
 def _leaves(value, path=()):
     yield path
     if isinstance(value, dict):

@@ -397,6 +397,10 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
 _field_types = lru_cache(get_type_hints)
 
 
+def _is_hexadecimal(text: str) -> bool:
+    return 0 < len(text) <= 64 and set(text) <= set("0123456789abcdef")
+
+
 def _check(manifest: Manifest) -> None:
     """Raises a ValueError that says what is wrong."""
 
@@ -405,6 +409,7 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(fault)
 
     fold, sample, snapshots = manifest.fold, manifest.sample, manifest.snapshots
+    need(not manifest.run or _is_hexadecimal(manifest.run), f"it is of the run {manifest.run!r}")
     need(0 <= manifest.rank < manifest.ranks <= _MOST_RANKS, f"it is of process {manifest.rank} of {manifest.ranks}")
     need(sample is None or (0 < sample.rows <= 1 and 0 < sample.steps <= 1), f"it is a sample of {sample}")
     if fold is not None:
@@ -413,6 +418,7 @@ def _check(manifest: Manifest) -> None:
     for file in [*manifest.files, *(segment for kept in snapshots[1:] for segment in kept.segments)]:
         need(is_name(file.file), f"it names the file {file.file!r}, outside the memory")
         need(file.bytes > 0, f"{file.file} has the size {file.bytes!r}")
+        need(_is_hexadecimal(file.checksum), f"{file.file} has the checksum {file.checksum!r}")
         if isinstance(file, SegmentEntry):
             has_layers = file.slots.keys() == file.keys.keys() == manifest.layers.keys()
             need(has_layers, f"{file.file} does not have the layers of the memory")
