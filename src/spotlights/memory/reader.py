@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -243,7 +244,19 @@ class MemoryReader:
         return sharded or [0]
 
     def state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
-        """One tensor of such a checkpoint."""
+        """One tensor of such a checkpoint, of as many numbers as the parameter has."""
+        value, shape = (
+            self._stored_state(layer, parameter, step, state),
+            self.manifest.layers[layer].shape_of(parameter),
+        )
+        if value.numel() != math.prod(shape):
+            raise MemoryFormatError(
+                f"{self.address} is damaged: {state} of {layer}.{parameter} has shape {tuple(value.shape)} at step "
+                f"{step}, but the parameter has {shape}."
+            )
+        return value
+
+    def _stored_state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
         if step == 0:
             return self.initial[f"{layer}/{parameter}" + ("" if state == "weights" else f"/{state}")]
         writers, name = self._writers(layer, parameter), names.state_tensor(layer, parameter, state)

@@ -173,10 +173,10 @@ class StretchReader(MemoryReader):
             for part in self._parts
         }
 
-    def state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
+    def _stored_state(self, layer: str, parameter: str, step: int, state: str) -> Tensor:
         part = next((part for part in self._parts if part.shift == step), None)
         if part is None:
-            return super().state(layer, parameter, step, state)
+            return super()._stored_state(layer, parameter, step, state)
         return self._initial_of(part)[f"{layer}/{parameter}" + ("" if state == "weights" else f"/{state}")]
 
     def log(self, layer: str) -> StepLog:
