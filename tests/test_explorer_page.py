@@ -1,6 +1,7 @@
 """The page in a real browser: choose, see, brush, mask; draw, type; a shared link; nothing leaves the machine."""
 
 import http.server
+import importlib.util
 import json
 import re
 import shutil
@@ -602,6 +603,21 @@ def test_a_line_around_points_of_the_map_adds_them_up_and_leaves_them_out(page: 
     left_out = left_out if isinstance(left_out, list) else [left_out]
     assert len(left_out) == count
     assert logits(page) == pytest.approx(masked_by_library(example=left_out).tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_a_map_by_umap_says_what_to_install_and_leads_back(page: Page, tab, monkeypatch: pytest.MonkeyPatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "umap" else real(name, *more))
+    page.click("#views [data-view=map]")
+    page.wait_for_selector("#map-canvas[data-drawn]")
+    with page.expect_response(lambda response: response.status == 422):
+        page.select_option("#projection", "umap")
+    page.wait_for_selector("#map-note .error")
+    assert "pip install 'spotlights[umap]'" in page.inner_text("#map-note")
+    page.click("#map-note button:text-is('Two directions instead')")
+    page.wait_for_function("() => document.getElementById('map-note').textContent.includes('of their variance')")
+    assert all("422" in message for message in tab[1])  # which the browser says of every refusal
+    tab[1].clear()
 
 
 @pytest.mark.parametrize("view", ["", "history", "map", "audit"])

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import importlib.util
 import json
 
 import numpy as np
@@ -69,15 +70,19 @@ def numbers(text: str, kind: type) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), kind)
 
 
+def last_slots(examples: str, layer: str) -> list[int]:
+    memory = digits().opened.memory
+    ids = np.array(memory.column("example", np.arange(len(memory)), layer=layer))
+    return [int(np.flatnonzero(ids == example)[-1]) for example in numbers(examples, np.int64)]
+
+
 def test_the_map_has_every_example_where_its_last_key_lies_and_the_lamp_its_contribution():
     memory, layer = digits().opened.memory, "layers.1"
     found = get("map", layer=layer, per="label")
     lamp = get("lamp", q=f"test:{first()}", layer=layer, target=3)
     examples = numbers(found["examples"], np.int64)
     assert sorted(examples.tolist()) == sorted(memory.distinct("example"))
-    ids = np.array(memory.column("example", np.arange(len(memory)), layer=layer))
-    slots = [int(np.flatnonzero(ids == example)[-1]) for example in examples]
-    keys = memory.keys(slots, layer=layer).double()
+    keys = memory.keys(last_slots(found["examples"], layer), layer=layer).double()
     scaled = torch.tensor(numbers(found["places"], np.uint16).reshape(-1, 2).astype(float)) / 65535
     low, high = torch.tensor(found["low"]), torch.tensor(found["high"])
     places = low + scaled * (high - low)
@@ -90,6 +95,45 @@ def test_the_map_has_every_example_where_its_last_key_lies_and_the_lamp_its_cont
     expected = dict(zip(totals.groups, totals.values[0].tolist(), strict=True))
     values = numbers(lamp["values"], np.float32)
     assert values.tolist() == pytest.approx([expected[int(example)] for example in examples], rel=1e-3, abs=1e-5)
+
+
+def test_a_map_by_umap_puts_neighbours_together_and_the_input_between_its_nearest():
+    pytest.importorskip("umap", reason="umap-learn is not installed: pip install 'spotlights[umap]'")
+    asked = {"layer": "layers.0", "projection": "umap"}
+    found = patient("map", **asked)
+    example = int(numbers(found["examples"], np.int64)[0])
+    lamp = patient("lamp", q=f"train:{example}", **asked)
+    assert found["explained"] is None
+    scaled = numbers(found["places"], np.uint16).reshape(-1, 2) / 65535
+    places = np.array(found["low"]) + scaled * (np.array(found["high"]) - found["low"])
+    assert lamp["place"] == pytest.approx(places[0].tolist(), abs=1e-2)  # its own key is the nearest
+    by_two = get("map", layer="layers.0")
+    keys = digits().opened.memory.keys(last_slots(found["examples"], "layers.0"), layer="layers.0").double()
+    first_places = numbers(by_two["places"], np.uint16).reshape(-1, 2).astype(float)
+    assert shared_neighbours(keys, places) > 2 * shared_neighbours(keys, first_places)
+
+
+def shared_neighbours(keys: torch.Tensor, places: np.ndarray, count: int = 10) -> float:
+    """How many of the nearest by key are the nearest on the map."""
+    near = [torch.cdist(x, x).topk(count + 1, largest=False).indices for x in (keys, torch.from_numpy(places).double())]
+    return sum(len({*a} & {*b}) - 1 for a, b in zip(near[0].tolist(), near[1].tolist(), strict=True)) / len(keys)
+
+
+def patient(path: str, **asked) -> dict:
+    """The answer, once it is prepared."""
+    for _ in range(600):
+        answer = client(digits()).get(f"/api/{path}", params=asked)
+        if answer.status_code != 202:
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+    raise AssertionError("it never came")
+
+
+def test_without_umap_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "umap" else real(name, *more))
+    said = get("map", code=422, layer="layers.1", projection="umap")["error"]["message"]
+    assert "pip install 'spotlights[umap]'" in said
 
 
 def test_the_share_of_examples_that_make_half_of_a_sum():

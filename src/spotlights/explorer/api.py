@@ -147,19 +147,18 @@ def _example_png(explorer: Explorer, given: Parameters) -> Response:
     return _picture(explorer.show(given.id))
 
 
-def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any]) -> Any:
+def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any], *more: Any) -> Any:
     """What is said about the values of a query; kept."""
     query, wanted = given.query(), given.wanted()
     if KINDS[wanted.measure].estimate:
         explorer.prepare_influence()  # before anybody holds the scan: it may take longer than a request should
-    return explorer.kept((answer.__name__, query.name, query.position, wanted), lambda: answer(explorer, query, wanted))
+    key = answer.__name__, query.name, query.position, wanted, *more
+    return explorer.kept(key, lambda: answer(explorer, query, wanted, *more))
 
 
 def _tokens(explorer: Explorer, given: Parameters) -> Any:
     """The value of each token of the input, and of some training texts."""
-    query, wanted, examples = given.query(), given.wanted(), given.numbers("examples")
-    key = "tokens", query.name, query.position, wanted, examples
-    return explorer.kept(key, lambda: shading(explorer, query, wanted, examples))
+    return _looked(explorer, given, shading, given.numbers("examples"))
 
 
 def _history(explorer: Explorer, given: Parameters) -> Any:
@@ -173,8 +172,20 @@ def _history(explorer: Explorer, given: Parameters) -> Any:
 
 
 def _map(explorer: Explorer, given: Parameters) -> Any:
-    layer, column = given.wanted().layer, given.optional("per")
-    return explorer.kept(("map", layer, column), lambda: maps.described(explorer, layer, column), 1 << 20)
+    layer, column, projection = given.wanted().layer, given.optional("per"), _placed(explorer, given)
+    key = "map", layer, column, projection
+    return explorer.kept(key, lambda: maps.described(explorer, layer, column, projection), 1 << 20)
+
+
+def _lamp(explorer: Explorer, given: Parameters) -> Any:
+    return _looked(explorer, given, maps.lamp, _placed(explorer, given))
+
+
+def _placed(explorer: Explorer, given: Parameters) -> str:
+    """How the points are placed, which is found out before anybody holds the scan."""
+    projection = given.choice("projection", *maps.PROJECTIONS)
+    maps.places_of(explorer, given.wanted().layer, projection)
+    return projection
 
 
 def _audit(explorer: Explorer, given: Parameters) -> Any:
@@ -204,8 +215,8 @@ ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...
     "/api/time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
     "/api/tokens": (_tokens, (*LOOK, "examples")),
     "/api/history": (_history, (*QUERY, "target", "per", "during", "top")),
-    "/api/map": (_map, ("layer", "per")),
-    "/api/lamp": (lambda explorer, given: _looked(explorer, given, maps.lamp), LOOK),
+    "/api/map": (_map, ("layer", "per", "projection")),
+    "/api/lamp": (_lamp, (*LOOK, "projection")),
     "/api/mask": (_mask, (*QUERY, *MASK)),
     "/api/accuracy": (_accuracy, MASK),
     "/api/examples/{id}.png": (_example_png, ()),

@@ -1,8 +1,12 @@
-"""The map: one point for each training example, by the two directions in which a layer's keys differ most."""
+"""The map: a point for each training example, by the two directions in which a layer's keys differ most, or by UMAP."""
 
 from __future__ import annotations
 
 import base64
+import importlib
+import importlib.util
+import threading
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import UnsupportedError
-from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.explorer import PATIENCE, Explorer, Preparing
 from spotlights.explorer.queries import Query
 from spotlights.explorer.spotlight import Wanted, values_of
 
@@ -20,6 +24,10 @@ MOST = 60_000
 """Points. Of more examples, as many are drawn at random."""
 ROWS = 20_000
 """Keys that the directions are found from."""
+PCA, UMAP = "pca", "umap"
+PROJECTIONS = (PCA, UMAP)
+REDUCED, NEIGHBOURS, NEAREST = 30, 15, 5
+"""UMAP sees so many directions of the keys and so many neighbours of each; the input lies between so many of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +37,31 @@ class KeyMap:
     examples: Int64[np.ndarray, "points"]
     slots: Int64[np.ndarray, "points"]
     mean: Float[Tensor, "in_features"]
-    directions: Float[Tensor, "in_features 2"]
+    directions: Float[Tensor, "in_features reduced"]
+    reduced: Float[Tensor, "points reduced"]
     places: Float[Tensor, "points 2"]
-    explained: float
-    """The share of the keys' variance that the two directions have."""
+    explained: float | None
+    """The share of the keys' variance that the two directions have; None where the places are no projection."""
+
+    def place(self, query: Float[Tensor, "in_features"]) -> list[float]:
+        """Where a query lies: projected as the keys are, or between the keys that are nearest to it."""
+        reduced = (query - self.mean) @ self.directions
+        if self.explained is not None:
+            return reduced[:2].tolist()
+        far, nearest = (self.reduced - reduced).norm(dim=1).topk(min(NEAREST, len(self.reduced)), largest=False)
+        weights = 1 / (far + 1e-6 * far.max() + 1e-12)
+        return (weights @ self.places[nearest] / weights.sum()).tolist()
 
 
-def places_of(explorer: Explorer, layer: str) -> KeyMap:
-    return explorer.kept(("map", layer), lambda: _places(explorer, layer), lambda key_map: key_map.places.nbytes * 3)
+def places_of(explorer: Explorer, layer: str, projection: str = PCA) -> KeyMap:
+    def compute() -> KeyMap:
+        return _places(explorer, layer, 2 if projection == PCA else REDUCED)
+
+    projected = explorer.kept(("map", layer, projection), compute, lambda made: 3 * made.reduced.nbytes)
+    return projected if projection == PCA else _neighbours(explorer, layer, projected)
 
 
-def _places(explorer: Explorer, layer: str) -> KeyMap:
+def _places(explorer: Explorer, layer: str, count: int) -> KeyMap:
     memory = explorer.opened.memory
     if "example" not in memory.columns:
         raise UnsupportedError("This memory knows no examples: it was recorded without recorder.batch(example=…).")
@@ -53,16 +75,63 @@ def _places(explorer: Explorer, layer: str) -> KeyMap:
     keys = memory.keys(last, layer=layer).float()
     some = keys[torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))[:ROWS]]
     mean = some.mean(dim=0)
-    _, sizes, directions = torch.pca_lowrank(some - mean, q=min(6, *some.shape), center=False, niter=4)
-    directions = torch.nn.functional.pad(directions, (0, max(0, 2 - directions.shape[1])))[:, :2]
+    _, sizes, directions = torch.pca_lowrank(some - mean, q=min(count + 4, *some.shape), center=False, niter=4)
+    directions = torch.nn.functional.pad(directions, (0, max(0, 2 - directions.shape[1])))[:, :count]
     variance = float((some - mean).square().sum()) or 1.0
     explained = float(sizes[:2].square().sum()) / variance
-    return KeyMap(examples, last, mean, directions, (keys - mean) @ directions, explained)
+    reduced = (keys - mean) @ directions
+    return KeyMap(examples, last, mean, directions, reduced, reduced[:, :2], explained)
 
 
-def described(explorer: Explorer, layer: str, column: str | None) -> dict[str, Any]:
+# -- UMAP -------------------------------------------------------------------------------------
+
+
+class Neighbours(threading.Thread):
+    """Places for points, found by UMAP in a thread of its own: for 60,000 of them it takes a minute or two."""
+
+    def __init__(self, projected: KeyMap) -> None:
+        super().__init__(daemon=True)
+        self._projected = projected
+        self.places: Float[Tensor, "points 2"] | None = None
+        self.problem: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        points = self._projected.reduced.numpy()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own settings and dependencies
+                umap = importlib.import_module("umap")
+                reducer = umap.UMAP(
+                    n_neighbors=min(NEIGHBOURS, len(points) - 1), init=points[:, :2], random_state=0, n_jobs=1
+                )
+                self.places = torch.as_tensor(np.asarray(reducer.fit_transform(points))).float()
+        except Exception as error:
+            self.problem = error
+
+
+def _neighbours(explorer: Explorer, layer: str, projected: KeyMap) -> KeyMap:
+    """The same points where UMAP puts them; raises `Preparing` while that takes long."""
+    if importlib.util.find_spec("umap") is None:
+        raise UnsupportedError("A map by UMAP needs umap-learn: pip install 'spotlights[umap]'.")
+    if len(projected.examples) <= NEAREST:
+        raise UnsupportedError(f"UMAP looks at neighbours; there are {len(projected.examples)} examples.")
+    job = explorer.kept(("neighbours", layer), lambda: Neighbours(projected), 3 * projected.places.nbytes)
+    job.join(PATIENCE)
+    if job.problem is not None:
+        raise UnsupportedError(f"UMAP failed: {job.problem}")
+    if job.places is None:
+        raise Preparing(0.0)
+    keys = projected.examples, projected.slots, projected.mean, projected.directions, projected.reduced
+    return KeyMap(*keys, job.places, None)
+
+
+# -- what the page shows ----------------------------------------------------------------------
+
+
+def described(explorer: Explorer, layer: str, column: str | None, projection: str) -> dict[str, Any]:
     """Where the points are, as bytes: 16 bits for each coordinate, and the group of each point."""
-    key_map, memory = places_of(explorer, layer), explorer.opened.memory
+    key_map, memory = places_of(explorer, layer, projection), explorer.opened.memory
     low, high = key_map.places.amin(dim=0), key_map.places.amax(dim=0)
     scaled = ((key_map.places - low) / (high - low).clamp_min(1e-12) * 65535).round().numpy().astype(np.uint16)
     groups = explorer.opened.groups.get(column or "", [])
@@ -70,6 +139,7 @@ def described(explorer: Explorer, layer: str, column: str | None) -> dict[str, A
     values = memory.column(column, key_map.slots, layer=layer) if groups and column else []
     return {
         "layer": layer,
+        "projection": projection,
         "count": len(key_map.examples),
         "explained": key_map.explained,
         "per": column if groups else None,
@@ -81,9 +151,9 @@ def described(explorer: Explorer, layer: str, column: str | None) -> dict[str, A
     }
 
 
-def lamp(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any]:
+def lamp(explorer: Explorer, query: Query, wanted: Wanted, projection: str) -> dict[str, Any]:
     """Where the query lies on a layer's map, and the value that each point has for it."""
-    key_map, seen = places_of(explorer, wanted.layer), values_of(explorer, query, wanted)
+    key_map, seen = places_of(explorer, wanted.layer, projection), values_of(explorer, query, wanted)
     totals = seen.totals("example")[0]
     known = {example: place for place, example in enumerate(totals.groups)}
     order = [known.get(example, -1) for example in key_map.examples.tolist()]
@@ -92,7 +162,7 @@ def lamp(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any]:
     row = query.row(len(attention.queries))
     queries = attention.queries if row is None else attention.at(row).queries
     here = queries.dense() if not isinstance(queries, Tensor) else queries
-    place = ((here.float().mean(dim=0) - key_map.mean) @ key_map.directions).tolist()
+    place = key_map.place(here.float().mean(dim=0))
     return {**seen.facts(), "place": place, "values": _bytes(values.float().numpy())}
 
 

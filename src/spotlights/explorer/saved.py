@@ -102,8 +102,9 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
     if state.get("view") == "history":
         yield "history", {**asking, **target, **({"per": per} if per else {})}
     elif state.get("view") == "map":
-        yield "map", {"layer": state["layer"], **({"per": per} if per else {})}
-        yield "lamp", look
+        placed = _given(state, "projection")
+        yield "map", {"layer": state["layer"], **({"per": per} if per else {}), **placed}
+        yield "lamp", {**look, **placed}
     elif state.get("view") == "audit":
         yield "audit", {"top": SUSPECTS}
     elif state.get("view") == "compare" and explorer.other is not None:

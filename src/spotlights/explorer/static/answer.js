@@ -293,14 +293,14 @@ function drawGroup() {
   const { part, found: answered } = group;
   const { shares } = answered;
   const number = answered.signed ? signed : shown;
-  const sideName = (sign) => (answered.signed ? (sign > 0 ? " for" : " against") : "");
+  const sideName = (sign) => (answered.signed ? ` that speak ${sign > 0 ? "for" : "against"} it` : "");
   const rows = [...answered.top.filter(({ value }) => value > 0), ...(answered.bottom ?? []).filter(({ value }) => value < 0)].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, answered.top[0]?.shown?.kind === "image" ? TILES : TOLD_TILES);
   const sum = (sign) => rows.filter(({ value }) => sign * value > 0).reduce((total, { value }) => total + value, 0);
   const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: (row.shown?.kind === "text" && row.shown.text) || String(row.example ?? row.slot), masked: row.example !== undefined && isMasked("example", row.example),
     title: `training example ${row.example ?? row.slot}: ${number(row.value)}${row.label === undefined ? "" : `, label ${look(row.label, "label").name}`}`, act: run.training_queries && row.example !== undefined ? () => ask_about(`train:${row.example}`) : () => leaveOutExample(row), enter: (event) => peek(row.example, event), leave: () => peek(null) }));
   if (shares) for (const [sign, whole, count] of [[1, shares.for], [-1, shares.against]]) {
     const rest = whole - sum(sign);
-    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others${sideName(sign)}`, title: `All other examples of this group${answered.signed ? ` that speak${sideName(sign)} it` : ""}: ${number(rest)}` });
+    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others${answered.signed ? (sign > 0 ? " for" : " against") : ""}`, title: `All other examples of this group${sideName(sign)}: ${number(rest)}` });
   }
   const side = shares && (shares.for >= -shares.against ? shares.for : shares.against);
   const seen = shares && sum(Math.sign(side || 1)) / (side || 1);

@@ -123,16 +123,17 @@ export function mosaic(place, tiles, { label, height, ink, number = signed }) {
     const [left, y, w, t] = boxes[place];
     const [wide, high] = [Math.max(0.5, w - 2), Math.max(0.5, t - 2)];
     const picture = tile.image && Math.min(w, t) > 9;
-    const told = picture ? Math.min(w, t) > 62 : w > 14 + 7.2 * number(tile.value).length && t > 40;
+    const told = picture ? Math.min(w, t) > 62 : w > 52 && t > 40;
+    const fits = told && w > 10 + 7 * number(tile.value).length;
     const words = !picture && told ? wrapped(tile.text, Math.floor((w - 12) / 6.7), Math.floor((t - 24) / 15)) : [];
     return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? 0 : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
       onclick: tile.act ?? null, onkeydown: tile.act ? pressed(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
       s("title", {}, tile.title),
       s("rect", { x: left + 1, y: y + 1, width: wide, height: high, rx: 3, fill: tone(tile), "fill-opacity": picture ? 1 : 0.17 }),
       picture ? s("image", { href: tile.image, x: left + 3, y: y + 3, width: Math.max(1, wide - 4), height: Math.max(1, high - 4), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,
-      picture && told ? s("rect", { x: left + 3, y: y + t - 18, width: wide - 4, height: 15, fill: tone(tile), "fill-opacity": 0.86 }) : null,
+      picture && fits ? s("rect", { x: left + 3, y: y + t - 18, width: wide - 4, height: 15, fill: tone(tile), "fill-opacity": 0.86 }) : null,
       words.map((each, line) => text(left + 7, y + 14 + 15 * line, each, { "font-size": 12 })),
-      told ? text(picture ? left + w / 2 : left + 7, y + t - 10, number(tile.value), { "font-size": 12, "font-weight": 600, "text-anchor": picture ? "middle" : "start", fill: picture ? colour("paper") : tone(tile) }) : null);
+      fits ? text(picture ? left + w / 2 : left + 7, y + t - 10, number(tile.value), { "font-size": 12, "font-weight": 600, "text-anchor": picture ? "middle" : "start", fill: picture ? colour("paper") : tone(tile) }) : null);
   });
   return chart(place, height, label, lens, strip, drawn);
 }

@@ -118,7 +118,7 @@ export const caution = ({ caution: word, note }) => (word ? explain(h("span", { 
 /** Shows in a place what is being waited for, and how far it is. */
 export const waits = (place, text) => (progress) => {
   place.classList.remove("busy");
-  fill(place, h("p", {}, text, h("span", { class: "quiet" }, ` ${Math.round(100 * progress)} %`)), h("progress", { value: progress, max: 1, "aria-label": text }));
+  fill(place, h("p", {}, text, progress ? h("span", { class: "quiet" }, ` ${Math.round(100 * progress)} %`) : null), h("progress", { ...(progress ? { value: progress, max: 1 } : {}), "aria-label": text }));
 };
 
 export function problem(error, again) {

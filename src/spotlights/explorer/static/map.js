@@ -30,8 +30,9 @@ export async function showMap(keys) {
   if (!$("map-canvas")) lay();
   const per = column() === "step" ? "" : column();
   try {
-    const told = waits($("map-note"), "Finding two directions, once for each layer.");
-    const [places, light] = await Promise.all([ask("map", { layer: layer(), per }, "map", told), ask("lamp", { q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "" }, "lamp", told)]);
+    const told = waits($("map-note"), state.projection === "umap" ? "UMAP places the points, once for each layer: a minute or two for 60,000 of them." : "Finding two directions, once for each layer.");
+    const projection = state.projection;
+    const [places, light] = await Promise.all([ask("map", { layer: layer(), per, projection }, "map", told), ask("lamp", { q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "", projection }, "lamp", told)]);
     if (!looking("map")) return;
     const before = map;
     map = { ...places, examples: bytes(places.examples, BigInt64Array), at: bytes(places.places, Uint16Array), groups: bytes(places.groups, Uint8Array) };
@@ -40,13 +41,14 @@ export async function showMap(keys) {
     loadPicture();
     controls();
     tell();
-    if (before && before.layer !== map.layer && before.count === map.count) await move(before);
+    if (before && (before.layer !== map.layer || before.projection !== map.projection) && before.count === map.count) await move(before);
     if (!looking("map")) return;
     chosen = null;
     resize();
     showChosen();
   } catch (error) {
-    if (!(error instanceof Replaced) && looking("map")) fill($("map-note"), problem(error, () => showMap(["view"])));
+    if (error instanceof Replaced || !looking("map")) return;
+    fill($("map-note"), problem(error, () => showMap(["view"])), state.projection ? h("button", { onclick: () => change({ projection: "" }) }, "Two directions instead") : null);
   }
 }
 
@@ -65,9 +67,10 @@ function rank() {
 
 function tell() {
   const paint = map.groups.length ? choose("colour by", "paint", state.paint || "value", [["value", measure().signed ? "for and against" : measure().title], ["group", map.per]], (value) => change({ paint: value })) : null;
+  const placed = run.saved ? null : choose("placed by", "projection", map.projection, [["pca", "two directions", "The two directions in which the keys differ most (PCA)"], ["umap", "neighbours", "Examples with similar keys lie together (UMAP)"]], (value) => change({ projection: value === "pca" ? "" : value }));
   const about = measure().signed ? `what each adds to ${targetName(lamp.target, lamp.versus)}` : measure().title;
-  fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, takeAway($("map-place"), "spotlights-map"));
-  fill($("map-note"), `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input; the brighter a point, the more it matters`, measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some to add them up or leave them out.",
+  fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, placed, takeAway($("map-place"), "spotlights-map"));
+  fill($("map-note"), map.explained === null ? `Each point is a training example. UMAP puts those together whose inputs of ${map.layer} are similar; distances between far points mean nothing. The ring is the input, between the examples nearest to it` : `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input`, "; the brighter a point, the more it matters", measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some to add them up or leave them out.",
     by() === "group" ? h("span", { class: "key" }, (run.groups[map.per] ?? []).map(({ name, colour: each }) => h("span", {}, h("i", { style: { background: each } }), name))) : null);
   canvas.setAttribute("aria-label", `Map of ${map.count} training examples in ${map.layer}; the brightest are listed below`);
 }

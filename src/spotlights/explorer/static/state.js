@@ -3,7 +3,7 @@
 import { offline } from "./api.js";
 import { formatSelections, parseSelections, spell } from "./selections.js";
 
-const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect", "paint"];
+const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect", "paint", "projection"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));
 const listeners = [];
