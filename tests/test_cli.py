@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import spotlights as sl
@@ -16,6 +17,8 @@ import tables
 from demos import small_demo
 from spotlights.cli import app
 from spotlights.cli.options import progress_bar
+from spotlights.cli.thumbnails import HALF, SIDE, strips
+from spotlights.results import write_rows
 from spotlights_paper.experiments import demo
 
 COMMANDS = (
@@ -251,6 +254,118 @@ def test_mask_shows_both_answers():
     assert "without these" in shown
     assert "left out in layers.2" in shown
     assert "all layers" in spotlights("mask", found.settings.out, first_input(), "label=1", "--layers", "all").stdout
+
+
+# -- tables as files --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "arrow", "parquet"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("top", "-k", 4, "--measure", "score"),
+        ("totals",),
+        ("totals", "--by", "step", "--bins", 3),
+        ("mask", "label=1"),
+        ("history",),
+    ],
+)
+def test_a_table_has_the_rows_of_the_answer(given: tuple, kind: str, tmp_path: Path):
+    command, *others = given
+    file = tmp_path / f"answer.{kind}"
+    pandas = pytest.importorskip("pandas")
+    if kind != "csv":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'spotlights[arrow]'")
+    result = spotlights(command, small_demo().settings.out, first_input(), *others, "--table", file, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    if command == "mask":
+        before, after = (answer[name]["outputs"] for name in ("with", "without"))
+        rows = [
+            {"output": a["name"], "with": a["logit"], "without": b["logit"]} for a, b in zip(before, after, strict=True)
+        ]
+    else:
+        rows = answer["totals"] if command == "history" else answer["rows"]
+    read = {"csv": pandas.read_csv, "arrow": pandas.read_feather, "parquet": pandas.read_parquet}[kind](file)
+    assert len(rows) == len(read) > 0
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        same = pytest.approx(values) if isinstance(values[0], float) else values
+        assert [type(values[0])(value) for value in read[name].tolist()] == same
+
+
+def test_a_merged_and_an_audited_table_are_written_too(tmp_path: Path):
+    run, part, table = small_demo().settings.out, tmp_path / "part", tmp_path / "answer.csv"
+    refused = spotlights("top", run, first_input(), "--shard", "1/1", "--out", part, "--table", table)
+    assert (refused.exit_code, table.exists()) == (2, False)
+    assert "spotlights merge" in refused.stderr
+    assert spotlights("top", run, first_input(), "--shard", "1/1", "--out", part).exit_code == 0
+    assert spotlights("merge", part, "--table", table).exit_code == 0
+    assert table.read_text(encoding="utf-8").count("\n") == 11
+    assert spotlights("audit", run, "--out", tmp_path / "audit", "--table", table).exit_code == 0
+    assert table.read_text(encoding="utf-8") == (tmp_path / "audit" / "audit.csv").read_text(encoding="utf-8")
+
+
+def test_a_table_of_another_kind_is_refused_before_anything_is_scanned(tmp_path: Path):
+    result = spotlights("top", tmp_path / "no.memory", 1, "--table", tmp_path / "answer.xlsx")
+    assert result.exit_code == 2
+    assert ".csv, .arrow or .parquet" in " ".join(result.stderr.split())
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = spotlights("top", tmp_path / "no.memory", 1, "--table", tmp_path / "answer.arrow")
+    assert result.exit_code == 2
+    assert "pip install 'spotlights[arrow]'" in " ".join(result.stderr.split())
+
+
+def test_cells_begin_no_formula_and_columns_have_one_type(tmp_path: Path):
+    rows = [{"label": "=cmd()", "value": -1.5}, {"label": 3, "value": None, "more": "+x"}]
+    file = write_rows(rows, tmp_path / "a.csv")
+    assert file.read_text(encoding="utf-8").splitlines() == ["label,value,more", "'=cmd(),-1.5,", "3,,'+x"]
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'spotlights[arrow]'")
+    from pyarrow import feather
+
+    read = feather.read_table(write_rows(rows, tmp_path / "a.arrow")).to_pydict()
+    assert read == {"label": ["=cmd()", "3"], "value": [-1.5, None], "more": [None, "+x"]}
+    assert feather.read_table(write_rows([], tmp_path / "none.arrow")).num_rows == 0
+
+
+# -- pictures in the terminal -----------------------------------------------------------------
+
+
+def in_a_terminal(*arguments: object, **environment: str) -> str:
+    """What a command prints where rich takes the output for a terminal of 120 columns."""
+    given = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color", "COLUMNS": "120", **environment}
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env=given).stdout
+
+
+def test_top_shows_its_examples_where_the_terminal_can():
+    given = ("top", small_demo().settings.out, first_input(), "-k", 3)
+    shown = in_a_terminal(*given)
+    assert "the input" in shown
+    rows = [line for line in shown.splitlines() if HALF in line]
+    assert len(rows) == SIDE // 2
+    assert rows[0].count(HALF) == 4 * SIDE  # the input and three examples
+    image = small_demo().images.test.inputs[0].reshape(8, 8)
+    corner = round(float(255 * (image[0, 0] - image.min()) / (image.max() - image.min())))
+    assert f"38;2;{corner};{corner};{corner};48;2;{corner};{corner};{corner}m{HALF}" in rows[0]
+    assert HALF not in spotlights(*given).stdout
+    assert HALF not in in_a_terminal(*given, COLORTERM="")
+    assert HALF not in in_a_terminal(*given, NO_COLOR="1")
+    assert HALF not in in_a_terminal(*given, "--json")
+    assert HALF not in in_a_terminal("totals", small_demo().settings.out, first_input())
+
+
+def test_pictures_of_any_shape_fit_a_cell(here: Path):
+    looks = {0: torch.zeros(3, 40, 20), 1: torch.ones(5, 31), 2: "a text"}
+    subject = sl.Subject(tables.trained()[0], tables.trained()[1], tables.rows(2, seed=2)[0], show=looks.__getitem__)
+    shown = strips(subject, None, [0, 1], 60)
+    assert shown is not None
+    lines = str(shown).splitlines()
+    assert [line.count(HALF) for line in lines] == [24, 24, *[8] * 6, 0]
+    assert lines[-1].split() == ["example", "0", "example", "1"]
+    assert strips(subject, None, [2], 60) is None
 
 
 @pytest.mark.parametrize("command", ["top", "totals", "explore"])

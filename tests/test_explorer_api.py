@@ -10,9 +10,10 @@ import torch
 
 import spotlights as sl
 import training
-from explorers import client, digits, exact_run, first, get, prepared, speller
+from explorers import client, digits, exact_run, first, get, prepared, reader_run, speller
 from spotlights.explorer.explorer import Explorer, Turns
 from spotlights.memory.format.names import MOMENTS
+from spotlights_paper.subjects import subject_of
 
 
 def attention(layer: str):
@@ -165,6 +166,41 @@ def test_a_prompt_asks_about_one_of_its_tokens():
     assert [row["example"] for row in layer["top"]] == part.top(3, by="example").columns["example"][0][0]
     assert layer["initial"] + layer["total"] == pytest.approx(float(expected.max()), rel=1e-4)
     assert layer["top"][0]["shown"]["kind"] == "text"
+
+
+def test_the_tokens_of_a_text_add_up_to_what_the_text_adds():
+    asked = {"q": "text:the wolf", "at": 5, "layer": "head"}
+    layer = get("layer", speller(), **asked, top=4)
+    ids = [row["example"] for row in layer["top"]]
+    found = get("tokens", speller(), **asked, examples=",".join(map(str, ids)))
+    for row in layer["top"]:
+        text = found["examples"][str(row["example"])]
+        assert "".join(text["tokens"]) == row["shown"]["text"]
+        assert sum(value or 0.0 for value in text["values"]) == pytest.approx(row["value"], rel=1e-4, abs=1e-6)
+    through = get("layer", speller(), **{**asked, "layer": "embed"})
+    opened, tokens = speller().opened, torch.tensor([speller().subject.tokenizer.encode("the wolf")])
+    part = opened.memory.attend(opened.model, tokens)["embed"]
+    whole = part.contributions(lambda output: output[:, 5, through["target"]])
+    assert found["input"]["layer"] == "embed"
+    assert sum(found["input"]["values"]) == pytest.approx(float(whole.total()), rel=1e-4)
+    assert get("tokens", speller(), **asked, measure="score")["input"] is None
+    assert get("tokens", q=f"test:{first()}") == {"input": None, "examples": {}}
+    assert "100 at most" in get("tokens", speller(), 400, **asked, examples="1," * 101)["error"]["message"]
+
+
+def test_the_tokens_of_a_passage_have_the_scores_of_their_places():
+    explorer = prepared_reader()
+    asked = {"q": "text:the wolf and", "at": 7, "measure": "score"}
+    layer = get("layer", explorer, **asked, top=3)
+    row = layer["top"][0]
+    text = get("tokens", explorer, **asked, examples=row["example"])["examples"][str(row["example"])]
+    assert text["values"][text["mark"]] == pytest.approx(row["value"])
+    assert text["tokens"][text["mark"]] == row["shown"]["text"][row["shown"]["start"] : row["shown"]["end"]]
+    assert len(text["values"]) == len(text["tokens"]) > 1
+
+
+def prepared_reader() -> Explorer:
+    return Explorer(subject_of(reader_run()), prepare=False)
 
 
 def test_a_memory_without_groups_or_views_can_be_explored():

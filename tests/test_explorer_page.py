@@ -389,6 +389,34 @@ def test_type_a_prompt_and_click_a_token(browser):
         assert page.locator(".cards.text .card").count() > 0
 
 
+def test_tokens_are_shaded_by_what_they_add_and_the_network_writes_on(browser: BrowserContext):
+    with Served(speller().subject, port=0) as served, opened(browser, served, "#q=text%3Athe%20wolf&at=5") as page:
+        shown(page)
+        opened_, tokens = speller().opened, torch.tensor([speller().subject.tokenizer.encode("the wolf")])
+        said = int(opened_.model(tokens)[0, 5].argmax())
+        spot = opened_.memory.attend(opened_.model, tokens)
+        through = spot["embed"].contributions(lambda output: output[:, 5, said], rows=True).totals("step", bins=1)
+        tones = page.locator("#tokens button").evaluate_all(
+            "all => all.map(e => e.classList.contains('pro') ? 1 : e.classList.contains('con') ? -1 : 0)"
+        )
+        assert tones == through.values[:, 0].sign().int().tolist()
+        assert {place for place, tone in enumerate(tones) if tone} <= {4, 5}  # the network reads two tokens
+        card = page.locator(".cards.text .card >> nth=0")
+        example = int(card.get_attribute("data-example") or 0)
+        part = spot["head"].at(5).contributions(lambda output: output[:, 5, said])
+        slots = part.within(opened_.memory.where(example=example)).totals("position")
+        shares = (slots.values[0] / slots.values[0].abs().max()).abs().tolist()
+        drawn = card.locator(".shaded").evaluate_all("all => all.map(e => Number(e.style.getPropertyValue('--share')))")
+        assert [share / max(drawn) for share in drawn[: len(shares)]] == pytest.approx(shares, abs=0.01)
+        page.click("#write-on")
+        shown(page, "location.hash.includes('the+wolf+')")
+        written = page.locator("#tokens button").all_text_contents()
+        assert len(written) == len("the wolf") + 8
+        numbers = speller().subject.tokenizer.encode("".join(written))
+        for place in range(len("the wolf"), len(numbers)):
+            assert numbers[place] == int(opened_.model(torch.tensor([numbers[:place]]))[0, -1].argmax())
+
+
 def test_a_language_run_shows_the_passages_that_a_clicked_token_attends_to(browser: BrowserContext):
     subject = subject_of(reader_run())
     prompt, token = "the wolf and", 7

@@ -2,7 +2,6 @@
 
 import gc
 import webbrowser
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,18 @@ import typer
 
 import spotlights as sl
 from spotlights.cli import options
-from spotlights.cli.options import AsJson, app, optional, print_json, print_result, progress_bar, waiting
+from spotlights.cli.answers import ANSWERS, ask_about, compared, compared_table, print_answer
+from spotlights.cli.options import (
+    AsJson,
+    TableFile,
+    app,
+    optional,
+    print_json,
+    print_result,
+    progress_bar,
+    waiting,
+    write_table,
+)
 from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path
 from spotlights.errors import SettingError
 from spotlights.explorer import Served
@@ -84,6 +94,7 @@ def audit(
     where: options.Where = "",
     out: Annotated[Path | None, optional(help="The folder; audit/NAME by default.")] = None,
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank the training examples that look mislabelled, also while training runs; writes CSV and HTML."""
@@ -95,6 +106,7 @@ def audit(
         suspects = where_any(opened, read_selections(where, opened)).suspects(k)
         folder = Path("audit") / path.resolve().stem if out is None else out
         page = write_audit(opened, suspects, known_subject(memory, subject), folder)
+    write_table(suspects.rows(), table)
     if as_json:
         print_json({"page": str(page), "suspects": list(suspects.rows())})
     else:
@@ -156,12 +168,15 @@ def top(
     shard: options.Shard = None,
     out: options.Out = None,
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the training examples that an answer is made of."""
     question = {"memory": str(memory), "query": query, "where": where, "without": without}
     settings = {"layer": layer, "measure": measure, "target": target, "k": k, "slots": slots, "against": against}
-    _answer({"command": "top", **question, "settings": settings}, subject, shard, out, as_json=as_json)
+    print_answer(
+        {"command": "top", **question, "settings": settings}, subject, shard, out, table=table, as_json=as_json
+    )
 
 
 @app.command(epilog="Example:  [bold]spotlights totals runs/demo 60000 --by step --bins 10[/]")
@@ -181,18 +196,22 @@ def totals(
     shard: options.Shard = None,
     out: options.Out = None,
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Add up what the training examples of each group add to an answer."""
     question = {"memory": str(memory), "query": query, "where": where, "without": without}
     settings = {"layer": layer, "measure": measure, "target": target, "by": by, "bins": bins}
-    _answer({"command": "totals", **question, "settings": settings}, subject, shard, out, as_json=as_json)
+    print_answer(
+        {"command": "totals", **question, "settings": settings}, subject, shard, out, table=table, as_json=as_json
+    )
 
 
 @app.command(epilog="Example:  [bold]spotlights merge part-*[/]")
 def merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PARTS", help="What all jobs of --shard have written.")],
     subject: options.Subject = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Put the parts of a top or totals together that the jobs of an array have answered with --shard.
@@ -202,9 +221,9 @@ def merge(
     merged = sl.Merged(parts)
     about = merged.about if isinstance(merged.about, dict) else {}
     texts = ("memory", "query", "where", "without")
-    if about.get("command") not in _ANSWERS or not all(isinstance(about.get(name), str) for name in texts):
+    if about.get("command") not in ANSWERS or not all(isinstance(about.get(name), str) for name in texts):
         raise SettingError("These are not parts of spotlights top or totals.")
-    _answer(about, subject, as_json=as_json, engine=merged)
+    print_answer(about, subject, table=table, as_json=as_json, engine=merged)
 
 
 @app.command(epilog="Example:  [bold]spotlights history runs/demo 60000 --target 7-9 --by label --plot history.png[/]")
@@ -222,10 +241,11 @@ def history(
     where: options.Where = "",
     without: options.Without = "",
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how an answer came about in training: an exact sum over all layers and steps. Takes as long as training."""
-    asked = _ask(memory, query, subject, where, without)
+    asked = ask_about(memory, query, subject, where, without)
     account = asked.history(target)
     if by is None:
         by = next(iter(asked.memory.groups()), "step")
@@ -234,6 +254,7 @@ def history(
     if "example" in asked.memory.columns:
         answers |= {"for": account.top(k), "against": account.bottom(k)}
     forgotten = account.forgetting()
+    write_table(answers["totals"].rows(0), table)
     if plot is not None:
         from spotlights import figures
 
@@ -270,12 +291,15 @@ def mask(
         optional(help='In these layers, such as layers.1,layers.2, or "all"; in the layer that answers by default.'),
     ] = None,
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show an answer with and without some of the training."""
     with waiting("Adding up the weights that are left"):
-        answers, masked = _ask(memory, query, subject).masked(left_out, layers)
-    print_json(answers) if as_json else print_result(_compared(answers, masked))
+        answers, masked = ask_about(memory, query, subject).masked(left_out, layers)
+    rows = compared(answers)
+    write_table(rows, table)
+    print_json(answers) if as_json else print_result(compared_table(rows, answers, masked))
 
 
 @app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
@@ -296,6 +320,7 @@ def passages(
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many passages.")] = 10,
     around: Annotated[int | None, optional(min=0, help="Show at most so many tokens on either side.")] = None,
     engine: options.Engine = None,
+    table: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the passages of the training text that a prompt attends to."""
@@ -304,6 +329,7 @@ def passages(
     with waiting("Reading the keys of every position"):
         about = find_subject(memory, subject)
         answer = asking.passages(about, prompt, last=last, kernel=kernel, part=part, layer=layer, k=k, around=around)
+    write_table(answer.rows(), table)
     print_json(list(answer.rows())) if as_json else print_result(answer)
 
 
@@ -355,72 +381,3 @@ def _other(first: Any, memory: Path | None, subject: str | None) -> Any:
     if memory is None:
         return None
     return (known_subject(memory, None) if subject is None else None) or first.at(memory_path(memory))
-
-
-def _ask(memory: Path, query: str, subject: str | None, where: str = "", without: str = "", engine: Any = None) -> Any:
-    from spotlights.cli.asking import ask
-
-    return ask(find_subject(memory, subject), query, where=where, without=without, engine=engine)
-
-
-def _answer(
-    about: dict[str, Any],
-    subject: str | None,
-    shard: str | None = None,
-    out: Path | None = None,
-    *,
-    as_json: bool,
-    engine: Any = None,
-) -> None:
-    """Answers a question that is given as plain data: all of it, one shard, or what an engine has of it already."""
-    if (shard is None) != (out is None):
-        raise SettingError("--shard 3/20 and --out FILE belong together.")
-    if shard is not None:
-        number, _, count = shard.partition("/")
-        if not (number.isdecimal() and count.isdecimal()):
-            raise SettingError(f'--shard {shard}: write "3/20" for the third of 20 shares.')
-        engine = sl.Shard(int(number), int(count))
-    with waiting("Scanning the slots"):
-        asked = _ask(Path(about["memory"]), about["query"], subject, about["where"], about["without"], engine)
-        answer = _ANSWERS[about["command"]](asked, **about["settings"])
-    if shard is not None:
-        engine.save(out, about)
-        typer.echo(out)
-    elif as_json:
-        print_json({"asked": asked.described(about), "rows": list(answer.rows(0))})
-    else:
-        print_result(asked.answer(about["settings"]["target"]), answer)
-
-
-def _top(asked: Any, *, layer: Any, measure: Any, target: Any, k: int, slots: bool, against: bool) -> Any:
-    values = asked.measure(measure, layer, target)
-    if against and not values.signed:
-        raise SettingError(f"Nothing speaks against an output by its {measure}. Give --measure contribution.")
-    by = None if slots or "example" not in asked.memory.columns else "example"
-    return (values.bottom if against else values.top)(k, by=by)
-
-
-def _totals(asked: Any, *, layer: Any, measure: Any, target: Any, by: str | None, bins: int | None) -> Any:
-    if by is None:
-        by = next(iter(asked.memory.groups()), "step")
-        bins = 10 if bins is None and by == "step" else bins
-    return asked.measure(measure, layer, target).totals(by, bins=bins)
-
-
-_ANSWERS = {"top": _top, "totals": _totals}
-
-
-def _compared(answers: dict[str, Any], layers: Sequence[str] | None) -> Any:
-    """The outputs with and without, as a table; `layers` are those in which slots are left out, None for all."""
-    from spotlights.results import build
-
-    before, after = answers["with"], answers["without"]
-    now = {output["number"]: output["logit"] for output in after["outputs"]}
-    rows = [
-        [output["name"], output["logit"], now[output["number"]], now[output["number"]] - output["logit"]]
-        for output in before["outputs"]
-        if output["number"] in now
-    ]
-    title = f"the network says {before['said_name']}; without these: {after['said_name']}"
-    where = "all layers" if layers is None else f"{', '.join(layers)}; other layers as they are (--layers)"
-    return build(title, ["output", "with", "without", "change"], rows, f"left out in {where}")

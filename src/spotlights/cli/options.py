@@ -6,7 +6,7 @@ Torch and all that needs it are imported inside the commands, so that `spotlight
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -118,12 +118,29 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, default=str))
 
 
+def write_table(rows: Iterable[Mapping[str, Any]], file: Path | None) -> None:
+    """Writes the rows of an answer where `--table` says, if it says so."""
+    if file is not None:
+        from spotlights.results import write_rows
+
+        write_rows(rows, file)
+
+
 # -- arguments and options --------------------------------------------------------------------
 
 
 def optional(*names: str, help: str, **limits: Any) -> Any:
     """An option that need not be given: its help says what happens then, where a default would say None."""
     return typer.Option(*names, help=help, show_default=False, **limits)
+
+
+def _known_table(file: Path | None) -> Path | None:
+    """Refused before anything is scanned."""
+    if file is None:
+        return None
+    from spotlights.results import check_table_file
+
+    return check_table_file(file)
 
 
 def _use_engine(engine: str | None) -> str | None:
@@ -134,6 +151,14 @@ def _use_engine(engine: str | None) -> str | None:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")]
+TableFile = Annotated[
+    Path | None,
+    optional(
+        "--table",
+        help="Also write the rows to this file: a name that ends with .csv, .arrow or .parquet.",
+        callback=_known_table,
+    ),
+]
 Memory = Annotated[
     Path,
     typer.Argument(

@@ -18,12 +18,14 @@ from spotlights.explorer import data, histories, maps
 from spotlights.explorer.explorer import Explorer, Preparing
 from spotlights.explorer.queries import KINDS, Query, known_layer, read_query, whole_number
 from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
+from spotlights.explorer.tokens import shading
 from spotlights.explorer.views import picture
 from spotlights.selections import format_selections, read_selections
 
 QUERY = ("q", "at")
 LOOK = (*QUERY, "layer", "measure", "target", "top", "by", "where")
 MASK = ("mask", "in")
+MOST_TEXTS = 100
 
 
 class Parameters:
@@ -61,6 +63,13 @@ class Parameters:
         if not low <= value <= high:
             raise SettingError(f"{name}={value}: give {low:,} to {high:,}.")
         return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Some ids, with commas between them."""
+        texts = [text for text in self._given.get(name, "").split(",") if text]
+        if len(texts) > MOST_TEXTS:
+            raise SettingError(f"{name}= has {len(texts):,} ids: give {MOST_TEXTS} at most.")
+        return tuple(whole_number(text, "an id") for text in texts)
 
     # -- what a request is about ---------------------------------------------------------------
 
@@ -146,6 +155,13 @@ def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any]) -
     return explorer.kept((answer.__name__, query.name, query.position, wanted), lambda: answer(explorer, query, wanted))
 
 
+def _tokens(explorer: Explorer, given: Parameters) -> Any:
+    """The value of each token of the input, and of some training texts."""
+    query, wanted, examples = given.query(), given.wanted(), given.numbers("examples")
+    key = "tokens", query.name, query.position, wanted, examples
+    return explorer.kept(key, lambda: shading(explorer, query, wanted, examples))
+
+
 def _history(explorer: Explorer, given: Parameters) -> Any:
     """How an answer came about; with `during`, the examples whose visits in these steps added and took most."""
     query, target, stretch = given.query(), given.optional("target"), given.optional("during")
@@ -186,6 +202,7 @@ ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...
     "/api/query": (lambda explorer, given: explorer.answer(given.query()), QUERY),
     "/api/layer": (lambda explorer, given: _looked(explorer, given, spotlight), LOOK),
     "/api/time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
+    "/api/tokens": (_tokens, (*LOOK, "examples")),
     "/api/history": (_history, (*QUERY, "target", "per", "during", "top")),
     "/api/map": (_map, ("layer", "per")),
     "/api/lamp": (lambda explorer, given: _looked(explorer, given, maps.lamp), LOOK),

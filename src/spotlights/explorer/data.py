@@ -63,6 +63,7 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "training_queries": subject.example_input is not None and examples,
         "drawing": None if drawing is None else {"height": drawing.height, "width": drawing.width},
         "prompt": subject.tokenizer is not None,
+        "texts": examples and (subject.tokenizer is not None or subject.text is not None),
         "decisions": [] if subject.decisions is None else list(subject.decisions.rows),
         "edges": [] if masks is None or memory.folded else masks.edges or _edges(memory.steps),
         "no_masks": opened.no_masks,

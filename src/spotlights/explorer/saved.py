@@ -109,7 +109,12 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
     elif state.get("view") == "compare" and explorer.other is not None:
         pair = {**look, "by": by, "top": 24, "target": state.get("target") or shown["said"]}
         yield from (("layer", pair), ("other/layer", pair), ("other/run", {}), ("other/query", asking))
-    yield "layer", {**look, "by": by, "top": TOP if kind.signed else 2 * TOP}
+    layer = {**look, "by": by, "top": TOP if kind.signed else 2 * TOP}
+    yield "layer", layer
+    if run["texts"] and not kind.estimate:
+        found = answer(explorer, "layer", layer)
+        examples = {row["example"] for row in [*found["top"], *(found["bottom"] or [])] if "example" in row}
+        yield "tokens", {**look, **({"examples": ",".join(map(str, sorted(examples)))} if examples else {})}
     if run["visits"]:
         yield "time", look
     for part in _parts(explorer, run, look, columns, by):

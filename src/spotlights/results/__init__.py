@@ -7,6 +7,7 @@ from spotlights.results.pages import TablePage
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.replayed import ReplayedInfluence
 from spotlights.results.suspects import Suspects
+from spotlights.results.table_files import check_table_file, write_rows
 from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
 
 __all__ = [
@@ -30,8 +31,10 @@ __all__ = [
     "Top",
     "Totals",
     "build",
+    "check_table_file",
     "frame",
     "printable",
     "sentence_at",
     "shown",
+    "write_rows",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.results.answers import Label
+from spotlights.results.table_files import write_csv
 from spotlights.results.tables import FEW, Printable, build_rows, frame
 
 if TYPE_CHECKING:
@@ -69,15 +69,4 @@ class Suspects(Printable):
 
     def to_csv(self, path: str | Path) -> Path:
         """Writes one line for each example."""
-        path = Path(path)
-        rows = list(self.rows())
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["rank", "example"])
-            writer.writeheader()
-            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-        return path
-
-
-def _cell(value: Any) -> Any:
-    """A cell that a spreadsheet will not take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+        return write_csv(self.rows(), path)

@@ -8,6 +8,7 @@ import { parseSelections, spell } from "./selections.js";
 import { ask_about, change, isMasked, state, toggleMasked } from "./state.js";
 import { colour, responsive, takeAway } from "./svg.js";
 import { table } from "./tables.js";
+import { mostOf, shade, shadedText, told, writtenOn } from "./tokens.js";
 
 const ESTIMATING = "Looking through all layers' inputs, once; then estimates are quick.";
 const [MOST_ROWS, TILES, TOLD_TILES, STRETCHES, FEW_COLUMNS] = [14, 60, 24, 8, 6];
@@ -17,6 +18,7 @@ let found = null;
 let group = null;
 let times = null;
 let left = null;
+let shades = null;
 let more = false;
 const examples = new Map();
 
@@ -48,7 +50,7 @@ export async function showQuery() {
   $("story").classList.add("busy");
   try {
     answer = await ask("query", { q: state.q, at: state.at }, "query");
-    found = null;
+    found = shades = null;
     tell();
     if (state.q.startsWith("train:")) factsOf(Number(state.q.slice(6))).then(() => answer && tell());
     return true;
@@ -78,8 +80,9 @@ export async function showLayer() {
     controls();
     drawSum();
     drawTime();
+    shades = null;
     cards();
-    await showGroup();
+    await Promise.all([showGroup(), showShades(wanted)]);
   } catch (error) {
     if (error instanceof Replaced) return;
     found = null;
@@ -92,6 +95,17 @@ export async function showLayer() {
   } finally {
     $("examples").classList.remove("busy");
   }
+}
+
+/** Texts are shaded token by token, once that is known. */
+async function showShades(wanted) {
+  if (!run.texts || estimate()) return;
+  const examples = [...new Set([...found.top, ...(found.bottom ?? [])].map(({ example }) => example))].filter((example) => example !== undefined).sort((a, b) => a - b);
+  const of = found;
+  shades = await ask("tokens", { ...wanted, by: "", top: "", examples: examples.join(",") }, "tokens").catch(() => null);
+  if (found !== of || !shades) return;
+  tell();
+  cards();
 }
 
 /** The layers in which the mask leaves something out. */
@@ -121,16 +135,28 @@ function tell() {
   const picture = answer.shown.kind === "image" ? datum(answer.shown, { ink: ink(), name: "the input" }) : null;
   picture?.classList.add("picture");
   const move = (by, text, title) => h("button", { title, "aria-label": title, disabled: answer.at + by < 0 || answer.at + by >= answer.tokens.length, onclick: () => change({ at: answer.at + by, target: "" }) }, text);
-  const input = answer.tokens ? h("p", { class: "tokens", id: "tokens" }, answer.tokens.map((token, at) => h("button", { "aria-pressed": String(at === answer.at), title: `Ask about token ${at}`, onclick: () => change({ at, target: "" }) }, token.replace("\n", "↵\n"))))
+  const values = shades?.input?.values ?? [];
+  const most = mostOf([{ values }]);
+  const input = answer.tokens ? h("p", { class: "tokens", id: "tokens" }, answer.tokens.map((token, at) => h("button", { "aria-pressed": String(at === answer.at), ...shade(values[at], most), title: `Ask about token ${at}${values[at] ? `: through it training adds ${signed(values[at])}` : ""}`, onclick: () => change({ at, target: "" }) }, token.replace("\n", "↵\n"))))
     : answer.shown.kind === "text" ? h("p", { class: "query-text", id: "query-text" }, datum(answer.shown))
     : answer.shown.kind === "table" ? rowTold(answer.shown) : answer.shown.kind === "html" ? datum(answer.shown, { name: "the input" }) : null;
   fill($("story"), picture, h("div", { class: "told" },
     input,
-    h("p", { class: "said" }, answer.tokens ? h("span", { class: "mover" }, move(-1, "‹", "The token before"), move(1, "›", "The token after")) : null,
+    h("p", { class: "said" }, answer.tokens ? h("span", { class: "mover" }, move(-1, "‹", "The token before"), move(1, "›", "The token after"),
+        run.prompt && !run.classes.length && !run.saved ? h("button", { id: "write-on", title: "Add to the text what the network says next, a few tokens", onclick: writeOn }, "write on") : null) : null,
       answer.tokens && !run.classes.length ? "After the marked token the network says " : "The network says ", h("strong", { id: "said" }, visible(answer.said_name)), said.share === null ? null : h("span", { class: "quiet" }, ` (${percent(said.share)})`), verdict),
     h("p", { class: "sentence", id: "sentence" }, sentence()),
-    h("p", { class: "quiet", id: "which" }, which())), h("div", { class: "outputs", id: "outputs" }));
+    h("p", { class: "quiet", id: "which" }, which(), shades?.input ? `. ${told(shades.input, targetName())}` : null)), h("div", { class: "outputs", id: "outputs" }));
   showOutputs(answer);
+}
+
+async function writeOn(event) {
+  event.target.disabled = true;
+  try {
+    ask_about(`text:${await writtenOn(answer.tokens)}`);
+  } catch (error) {
+    if (!(error instanceof Replaced)) event.target.replaceWith(problem(error));
+  }
 }
 
 /** A row of a table: its first columns, the others behind a click. */
@@ -234,8 +260,9 @@ function drawSum() {
   const { rows, adds, total } = sumRows(found, all, { act: (part) => change({ open: part.key }), out: leaveOut });
   const by = columns().length > 1 ? choose("by", "pick-per", column(), columns().map((name) => [name, name === "step" ? "time" : name]), (value) => change({ per: value, open: "" })) : null;
   const title = !found.signed ? `Total ${measure().title} by ${column()}` : estimate() ? `Influence on ${targetName()}` : adds ? `Why ${targetName()}: the logit is a sum` : `What speaks for and against ${targetName()}`;
+  $("sum").hidden = !rows.length; // such as a folded memory without a label: neither groups nor visits
   fill($("sum-title"), title, by, takeAway($("waterfall"), "spotlights-waterfall"));
-  if (!rows.length) return fill($("waterfall"), h("p", { class: "empty" }, "This memory has no groups and no visits to add up."));
+  if (!rows.length) return;
   waterfall($("waterfall"), rows, { sum: adds, label: title, open: opened(all), whole: adds && left ? found.value : null });
   const [pro, con] = [all.filter(({ value }) => value > 0), all.filter(({ value }) => value < 0)].map((side) => side.reduce((sum, { value }) => sum + value, 0));
   fill($("sum-note"), found.signed && !estimate() ? [h("b", { class: "for" }, signed(pro)), " speaks for it and ", h("b", { class: "against" }, signed(con)), ` against it; what is left is ${signed(pro + con)}. `] : null,
@@ -265,13 +292,15 @@ function drawGroup() {
   if (!group || state.view) return;
   const { part, found: answered } = group;
   const { shares } = answered;
+  const number = answered.signed ? signed : shown;
+  const sideName = (sign) => (answered.signed ? (sign > 0 ? " for" : " against") : "");
   const rows = [...answered.top.filter(({ value }) => value > 0), ...(answered.bottom ?? []).filter(({ value }) => value < 0)].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, answered.top[0]?.shown?.kind === "image" ? TILES : TOLD_TILES);
   const sum = (sign) => rows.filter(({ value }) => sign * value > 0).reduce((total, { value }) => total + value, 0);
   const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: (row.shown?.kind === "text" && row.shown.text) || String(row.example ?? row.slot), masked: row.example !== undefined && isMasked("example", row.example),
-    title: `training example ${row.example ?? row.slot}: ${signed(row.value)}${row.label === undefined ? "" : `, label ${look(row.label, "label").name}`}`, act: run.training_queries && row.example !== undefined ? () => ask_about(`train:${row.example}`) : () => leaveOutExample(row), enter: (event) => peek(row.example, event), leave: () => peek(null) }));
+    title: `training example ${row.example ?? row.slot}: ${number(row.value)}${row.label === undefined ? "" : `, label ${look(row.label, "label").name}`}`, act: run.training_queries && row.example !== undefined ? () => ask_about(`train:${row.example}`) : () => leaveOutExample(row), enter: (event) => peek(row.example, event), leave: () => peek(null) }));
   if (shares) for (const [sign, whole, count] of [[1, shares.for], [-1, shares.against]]) {
     const rest = whole - sum(sign);
-    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others ${sign > 0 ? "for" : "against"}`, title: `All other examples of this group that speak ${sign > 0 ? "for" : "against"} it: ${signed(rest)}` });
+    if (sign * rest > 1e-6 * Math.abs(whole)) tiles.push({ value: rest, rest: `all others${sideName(sign)}`, title: `All other examples of this group${answered.signed ? ` that speak${sideName(sign)} it` : ""}: ${number(rest)}` });
   }
   const side = shares && (shares.for >= -shares.against ? shares.for : shares.against);
   const seen = shares && sum(Math.sign(side || 1)) / (side || 1);
@@ -280,9 +309,9 @@ function drawGroup() {
   fill($("group-title"), h("span", {}, `${name}: ${answered.signed ? signed(answered.total) : shown(answered.total)}`), mask, takeAway($("group-body"), "spotlights-mosaic"));
   const place = h("div", { class: "chart", id: "mosaic" });
   const curve = h("div", { class: "chart", id: "cumulative" });
-  fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples ${side >= 0 ? "for" : "against"} make half of ${signed(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}: as large as what each adds.`) : null, curve);
+  fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples${sideName(side)} make half of ${number(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}: as large as what each adds.`) : null, curve);
   if (!tiles.length) return fill(place, h("p", { class: "empty" }, "Nothing here."));
-  mosaic(place, tiles, { label: `Examples of ${name}`, height: Math.max(240, Math.min(480, 0.5 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
+  mosaic(place, tiles, { number, label: `Examples of ${name}`, height: Math.max(240, Math.min(480, 0.5 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
   if (shares && shares.side > 1) cumulative(curve, shares);
 }
 
@@ -299,7 +328,8 @@ function cards() {
   const titles = estimate() ? ["Without these it would be lower", "Without these, higher"] : [`${what[0].toUpperCase()}${what.slice(1)} that speak most for ${targetName()}`, "… and most against"];
   fill($("examples"), found.signed
     ? h("div", { class: "sides" }, rowsOf([titles[0], share(top, found.shares?.for), h("span", { class: "links" }, button)], top, "for", found, measure().title), rowsOf([titles[1], share(bottom, found.shares?.against)], bottom, "against", found, measure().title))
-    : rowsOf([`The most similar ${what}, by ${measure().title}`, h("span", { class: "links" }, button)], top, "", found, measure().title));
+    : rowsOf([`The most similar ${what}, by ${measure().title}`, h("span", { class: "links" }, button)], top, "", found, measure().title),
+  Object.keys(shades?.examples ?? {}).length ? h("p", { class: "quiet", id: "shaded" }, "Each token is shaded by what it adds: ", h("span", { class: "shaded pro", style: { "--share": "1" } }, "for"), " or ", h("span", { class: "shaded con", style: { "--share": "1" } }, "against"), `, at most ${shown(mostOf(Object.values(shades.examples)))}.`) : null);
 }
 
 /** A row of training examples, as pictures, texts, or rows of one table under the query's. */
@@ -309,10 +339,13 @@ export function rowsOf(title, rows, tone, { signed: hasSign }, what) {
   const use = (row) => () => run.training_queries && row.example !== undefined && ask_about(`train:${row.example}`);
   const facts = (row) => Object.entries(row).filter(([key, value]) => !["shown", "value", "rank"].includes(key) && value !== null).map(([key, value]) => `${key} ${key === "label" ? look(value, "label").name : value}`);
   const out = (row) => row.example !== undefined && !run.no_masks && !run.saved ? h("button", { class: "out", title: "Leave this example out", "aria-label": `Leave out example ${row.example}`, onclick: () => toggleMasked("example", row.example) }, "✕") : null;
+  const known = Object.values(shades?.examples ?? {});
+  const most = known.length ? mostOf(known) : 0;
   const long = rows.some((row) => row.label !== undefined && look(row.label, "label").name.length > 4);
   const card = (row) => h("div", { class: `card ${row.example !== undefined && isMasked("example", row.example) ? "masked" : ""}`, "data-example": row.example ?? "", "data-slot": row.slot ?? "" },
     h("button", { class: "thumb", title: `${facts(row).join(", ")}\n${what} ${number(row)}${run.training_queries ? "\nclick: make it the query" : ""}`, onclick: use(row), onpointerenter: () => lightVisits(row.example), onpointerleave: () => lightVisits(null), onfocus: () => lightVisits(row.example), onblur: () => lightVisits(null) },
-      kind === "text" && answer.shown.kind === "text" && !answer.tokens ? shared(row.shown.text, answer.shown.text) : row.shown ? datum(row.shown, { ink: ink(), name: facts(row).join(", ") }) : h("span", { class: "quiet" }, facts(row).join(", ")),
+      shades?.examples?.[row.example] ? shadedText(shades.examples[row.example], most, number)
+        : kind === "text" && answer.shown.kind === "text" && !answer.tokens ? shared(row.shown.text, answer.shown.text) : row.shown ? datum(row.shown, { ink: ink(), name: facts(row).join(", ") }) : h("span", { class: "quiet" }, facts(row).join(", ")),
       h("span", { class: "tag number" }, row.label === undefined || row.label === null ? null : h("b", { title: look(row.label, "label").name }, look(row.label, "label").name), h("span", { class: tone }, number(row)))), out(row));
   return h("div", {}, title ? h("h3", { class: tone }, title) : null, !rows.length ? h("p", { class: "empty" }, "Nothing here.")
     : kind === "table" ? table(rows, { own: answer.shown, label: `Training examples ${tone}`.trim(), mark: (row) => ({ class: "card", "data-example": row.example ?? "" }), facts: tableFacts(rows, what, number, tone, out) }) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));

@@ -98,7 +98,7 @@ const [STRIP, LENS] = [20, 18];
  * Examples as tiles, area by the size of their value. Above them is a strip for the whole group: the tiles are what a lens shows of
  * its first part, and `rest` are those that have no tile.
  */
-export function mosaic(place, tiles, { label, height, ink }) {
+export function mosaic(place, tiles, { label, height, ink, number = signed }) {
   const width = Math.max(240, place.clientWidth);
   const ordered = tiles.filter(({ value, rest }) => value && !rest).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const rests = tiles.filter(({ value, rest }) => value && rest);
@@ -110,7 +110,7 @@ export function mosaic(place, tiles, { label, height, ink }) {
   let at = size(ordered);
   const strip = rests.map((rest) => {
     const [left, right] = [x(at), x((at += Math.abs(rest.value)))];
-    const told = [`${rest.rest} ${signed(rest.value)}`, signed(rest.value)].find((each) => 7 * each.length < right - left - 12);
+    const told = [`${rest.rest} ${number(rest.value)}`, number(rest.value)].find((each) => 7 * each.length < right - left - 12);
     return s("g", { class: "rest", role: "img", "aria-label": rest.title }, s("title", {}, rest.title),
       s("rect", { x: left + 1, y: 0, width: Math.max(0.5, right - left - 1), height: STRIP, rx: 2, fill: tone(rest), "fill-opacity": 0.17 }),
       told ? text(right - 7, STRIP / 2 + 0.5, told, { "text-anchor": "end", "font-size": 12 }) : null);
@@ -119,11 +119,11 @@ export function mosaic(place, tiles, { label, height, ink }) {
   const lens = rests.length && ordered.length ? [s("rect", { x: 1, y: 0, width: Math.max(2, seen - 1), height: STRIP, rx: 2, fill: shade }),
     s("path", { d: `M1,${STRIP}L${Math.max(3, seen)},${STRIP}L${width - 1},${top}L1,${top}Z`, fill: shade, "fill-opacity": 0.13 })] : null;
   const boxes = squarify(ordered.map(({ value }) => Math.abs(value)), [1, top, width - 2, height - top - 1]);
-  const drawn = ordered.map((tile, number) => {
-    const [left, y, w, t] = boxes[number];
+  const drawn = ordered.map((tile, place) => {
+    const [left, y, w, t] = boxes[place];
     const [wide, high] = [Math.max(0.5, w - 2), Math.max(0.5, t - 2)];
     const picture = tile.image && Math.min(w, t) > 9;
-    const told = picture ? Math.min(w, t) > 62 : w > 52 && t > 40;
+    const told = picture ? Math.min(w, t) > 62 : w > 14 + 7.2 * number(tile.value).length && t > 40;
     const words = !picture && told ? wrapped(tile.text, Math.floor((w - 12) / 6.7), Math.floor((t - 24) / 15)) : [];
     return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? 0 : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
       onclick: tile.act ?? null, onkeydown: tile.act ? pressed(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
@@ -132,7 +132,7 @@ export function mosaic(place, tiles, { label, height, ink }) {
       picture ? s("image", { href: tile.image, x: left + 3, y: y + 3, width: Math.max(1, wide - 4), height: Math.max(1, high - 4), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,
       picture && told ? s("rect", { x: left + 3, y: y + t - 18, width: wide - 4, height: 15, fill: tone(tile), "fill-opacity": 0.86 }) : null,
       words.map((each, line) => text(left + 7, y + 14 + 15 * line, each, { "font-size": 12 })),
-      told ? text(picture ? left + w / 2 : left + 7, y + t - 10, signed(tile.value), { "font-size": 12, "font-weight": 600, "text-anchor": picture ? "middle" : "start", fill: picture ? colour("paper") : tone(tile) }) : null);
+      told ? text(picture ? left + w / 2 : left + 7, y + t - 10, number(tile.value), { "font-size": 12, "font-weight": 600, "text-anchor": picture ? "middle" : "start", fill: picture ? colour("paper") : tone(tile) }) : null);
   });
   return chart(place, height, label, lens, strip, drawn);
 }
