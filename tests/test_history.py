@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -297,6 +298,30 @@ def test_muon_leaves_its_own_rounding_and_nothing_else() -> None:
     assert (history.rest["rounding"].abs() < 0.05 * history.total().abs().clamp_min(1.0)).all()
     assert not history.exact
     assert "bfloat16" in str(history.note)
+
+
+def _make_orthogonal(grad: Tensor, ns_coefficients: tuple[float, ...], ns_steps: int, eps: float) -> Tensor:
+    """Newton–Schulz as torch has it, but in the type of the gradient."""
+    a, b, c = ns_coefficients
+    x = grad.T if len(grad) > grad.shape[1] else grad
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(ns_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if len(grad) > grad.shape[1] else x
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="new in torch 2.9")
+def test_without_bfloat16_muons_history_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch.optim._muon"], "_zeropower_via_newtonschulz", _make_orthogonal)
+    task = dataclasses.replace(TASKS["mlp"], model=lambda: network(FEATURES, 6, 6, CLASSES))
+    model = fill(task.model())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("weight"))
+    run = train(task, Loop(lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=0.1)), model=model)
+    history = run.history()
+    summed = history.initial + history.total() + history.decay
+    torch.testing.assert_close(summed, run.numbers(run.model), rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

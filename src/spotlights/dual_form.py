@@ -248,35 +248,71 @@ _SMALLEST = 1e-3
 
 
 @dataclass(frozen=True)
+class OuterSum:
+    """`Σ e ⊗ k` over a few rows, not yet multiplied: the gradient of a linear layer for one input has one row."""
+
+    errors: Float[Tensor, "rows out_features"]
+    keys: Float[Tensor, "rows in_features"]
+
+    @property
+    def value(self) -> Float[Tensor, "out_features in_features"]:
+        return self.errors.T @ self.keys
+
+    def to(self, dtype: torch.dtype) -> OuterSum:
+        return OuterSum(self.errors.to(dtype), self.keys.to(dtype))
+
+    def add_to(self, matrix: Float[Tensor, "out_features in_features"], number: float) -> Tensor:
+        """Adds a multiple of itself in place."""
+        return matrix.addmm_(self.errors.T, self.keys, alpha=number)
+
+    def dot(self, matrix: Float[Tensor, "out_features in_features"]) -> float:
+        """The sum of the products of all entries."""
+        return float(((self.errors @ matrix) * self.keys).sum())
+
+
+@dataclass(frozen=True)
 class DiscreteGradient:
     """`ḡ = ∇f(m) + share·ΔW`, not yet added up; ∇f(m) is None where f does not depend on the parameter there."""
 
-    midpoint: Tensor | None
+    midpoint: Tensor | OuterSum | None
     change: Tensor | None = None
     share: float = 0.0
 
     def full(self) -> Tensor:
         """A tensor of its own."""
-        if self.change is None or self.share == 0.0:
-            like = self.midpoint if self.midpoint is not None else self.change
-            assert like is not None
-            return torch.zeros_like(like) if self.midpoint is None else like.clone()
-        return self.change * self.share if self.midpoint is None else self.midpoint.add(self.change, alpha=self.share)
+        if isinstance(self.midpoint, OuterSum):
+            made = self.midpoint.value
+        elif self.midpoint is not None:
+            made = self.midpoint.clone()
+        else:
+            assert self.change is not None
+            made = torch.zeros_like(self.change)
+        return self._add_change(made, 1.0)
 
     def add_to(self, tensor: Tensor, number: float) -> Tensor:
         """Adds a multiple of itself in place."""
-        if self.midpoint is not None:
+        if isinstance(self.midpoint, OuterSum):
+            self.midpoint.add_to(tensor, number)
+        elif self.midpoint is not None:
             tensor.add_(self.midpoint, alpha=number)
-        if self.change is not None and self.share != 0.0:
-            tensor.add_(self.change, alpha=number * self.share)
-        return tensor
+        return self._add_change(tensor, number)
+
+    def _add_change(self, tensor: Tensor, number: float) -> Tensor:
+        if self.change is None or self.share == 0.0:
+            return tensor
+        return tensor.add_(self.change, alpha=number * self.share)
 
     def dot(self, other: Tensor) -> float:
-        flat = other.reshape(-1)
-        product = 0.0 if self.midpoint is None else float(torch.dot(self.midpoint.reshape(-1), flat))
-        if self.change is not None and self.share != 0.0:
-            product += self.share * float(torch.dot(self.change.reshape(-1), flat))
-        return product
+        """The sum of the products of all entries."""
+        product = 0.0 if self.midpoint is None else dot(self.midpoint, other)
+        return product if self.change is None or self.share == 0.0 else product + self.share * dot(self.change, other)
+
+
+def dot(gradient: Tensor | OuterSum, other: Tensor) -> float:
+    """The sum of the products of all entries; in the type of the second."""
+    if isinstance(gradient, OuterSum):
+        return gradient.dot(other)
+    return float(torch.dot(gradient.reshape(-1).to(other.dtype), other.reshape(-1)))
 
 
 def discrete_gradient_share(

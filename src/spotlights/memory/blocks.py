@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -204,6 +204,26 @@ class Block:
     def key_numbers(self) -> Int64[Tensor, "rows"]:
         """The number of each slot's key, if keys are stored once."""
         return torch.cat([piece.segment.key_numbers()[piece.rows] for piece in self.pieces])
+
+    def held(self) -> Block:
+        """The same block with its keys and errors in main memory."""
+        shared = self.layer.storage.dtype != self.layer.storage.compute_dtype or len(self) > self.layer.rows_at_once
+
+        def read(what: str) -> list[StoredRows]:
+            rows = self._rows(what)
+            return [replace(some, rows=some.rows.clone()) for some in rows] if shared else list(rows)
+
+        return HeldBlock(self.layer, self.pieces, self.known, {what: read(what) for what in (names.KEYS, names.ERRORS)})
+
+
+@dataclass(frozen=True)
+class HeldBlock(Block):
+    """A block whose keys and errors have been read."""
+
+    rows: Mapping[str, list[StoredRows]] = field(default_factory=dict)
+
+    def _rows(self, what: str) -> Iterator[StoredRows]:
+        yield from self.rows[what]
 
 
 def in_blocks(

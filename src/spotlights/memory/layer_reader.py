@@ -151,6 +151,11 @@ class Segment:
         assert tensor is not None
         return tensor
 
+    def read_once(self, name: str) -> Tensor:
+        """A tensor that the segment must have, and that will not be asked for again: not kept where that costs none."""
+        rows = (*self._place(name).shape, 0)[0]
+        return next(self.rows(name, slice(0, rows), rows)) if rows else self.required(name)
+
     def rows(
         self, name: str, rows: slice | Int64[Tensor, "rows"], at_once: int
     ) -> Iterator[Shaped[Tensor, "rows ..."]]:
@@ -325,6 +330,8 @@ class LayerReader:
         """What the names of this layer's tensors and columns begin with."""
         self.storage = storage_named(self.entry.storage)
         widest = max(self.entry.in_features, self.entry.out_features) * self.storage.dtype.itemsize
+        self.bytes_of_slot = (self.entry.in_features + self.entry.out_features) * self.storage.compute_dtype.itemsize
+        """Of a decoded key and error, if neither is stored as tokens."""
         self.rows_at_once = max(_FEWEST_ROWS, min(ROWS, _ROWS_BYTES // widest))
         """Rows of keys, and of errors, that are read at once."""
         self.folded = manifest.fold is not None
@@ -334,6 +341,7 @@ class LayerReader:
         self.known: dict[object, Any] = {}
         """What one question has computed about this layer and another one may need too."""
         self._files = segments
+        self._table: Float[Tensor, "keys in_features"] | None = None
 
     @cached_property
     def _placed(self) -> tuple[list[SegmentSlots], int, int]:
@@ -375,8 +383,20 @@ class LayerReader:
             seen[segment.tokens_in_use()] = True
         return int(seen.sum())
 
+    def keep_key_table(self) -> None:
+        """Reads all distinct keys of an indexed layer, unless they are too many: a question goes step by step."""
+        size = self.distinct_keys * self.entry.in_features * self.storage.compute_dtype.itemsize
+        if not self.entry.indexed or size > _TABLE_BYTES or self._table is not None:
+            return
+        self._table = torch.empty(self.distinct_keys, self.entry.in_features, dtype=self.storage.compute_dtype)
+        for rows in self.key_table():
+            keys = dense(rows.rows)
+            self._table[rows.place] = keys if rows.scale is None else keys * rows.scale[:, None]
+
     def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
         """Some distinct keys of an indexed layer, scaled."""
+        if self._table is not None:
+            return self._table.index_select(0, numbers)
         result = torch.empty(len(numbers), self.entry.in_features, dtype=self.storage.compute_dtype)
         bounds = [*(segment.first_key for segment in self.segments), self.distinct_keys]
         for segment, places, local in self._by_segment(numbers, bounds):

@@ -157,6 +157,12 @@ class MemoryReader:
         """The first steps of the segments that hold the optimizer's settings: those of the first process."""
         return [entry.first_step for entry in self.ranks[0].segments]
 
+    def will_be_read(self, steps: range) -> None:
+        """A hint that the slots of some steps will soon be read."""
+        for segment in self.segments:
+            if segment.entry.first_step < steps.stop and segment.entry.end_step > steps.start:
+                segment.store.will_be_read(segment.entry.file)
+
     @property
     def nbytes(self) -> int:
         return sum(segment.bytes for segment in self.manifest.segments)
@@ -262,8 +268,8 @@ class MemoryReader:
         writers, name = self._writers(layer, parameter), names.state_tensor(layer, parameter, state)
         segments = [s for s in self.segments if s.entry.first_step == step and s.manifest.rank in writers]
         if not self.ranks[0].layers[layer].shards:
-            return segments[0].required(name)
-        return whole([s.manifest.layers[layer] for s in segments], parameter, [s.required(name) for s in segments])
+            return segments[0].read_once(name)
+        return whole([s.manifest.layers[layer] for s in segments], parameter, [s.read_once(name) for s in segments])
 
     def log(self, layer: str) -> StepLog:
         """The log of the steps that all processes of the run have written."""

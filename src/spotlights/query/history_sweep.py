@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from spotlights.dual_form import DiscreteGradient, PathAdjoint, Scaled, discrete_gradient_share, linear_map
+from spotlights.dual_form import DiscreteGradient, PathAdjoint, Scaled, discrete_gradient_share, dot, linear_map
 from spotlights.errors import TooLargeError
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, as_of
 from spotlights.memory.reader import MemoryReader
@@ -173,7 +173,7 @@ class _Backwards:
                 if path.first_moment is not None and adjoint.to_moment is not None:
                     share = torch.zeros(len(self._adjoints), dtype=torch.float64)
                     moment = path.first_moment.to(path.dtype)
-                    share[number] = adjoint.to_moment.number * _dot(adjoint.to_moment.tensor, moment)
+                    share[number] = adjoint.to_moment.number * dot(adjoint.to_moment.tensor, moment)
                     course.add(MOMENTUM, share)
         if course.answer is not None:
             course.add(self._reason_of_drift(), course.answer - course.curve[:, -1])
@@ -198,11 +198,11 @@ class _Backwards:
         change = [torch.sub(b, a, out=d) for (a, b), d in zip(pairs, self._change, strict=True)]
         middle = [torch.add(a, d, alpha=0.5, out=m) for (a, _), d, m in zip(pairs, change, self._middle, strict=True)]
         self._replica.set(middle, {})
-        squared_length = sum(_dot(d, d) for d in change)
+        squared_length = sum(dot(d, d) for d in change)
         first_order, factors = torch.zeros_like(old), []
         for number, own in enumerate(self._replica.gradients()):
             gradients = [None if g is None else g.to(d.dtype) for g, d in zip(own, change, strict=True)]
-            dots = (_dot(g, d) for g, d in zip(gradients, change, strict=True) if g is not None)
+            dots = (dot(g, d) for g, d in zip(gradients, change, strict=True) if g is not None)
             first_order[number] = sum(dots, start=0.0)
             share = discrete_gradient_share(old, new, first_order, squared_length)[number].item()
             full = [DiscreteGradient(g, d, share) for g, d in zip(gradients, change, strict=True)]
@@ -240,11 +240,11 @@ class _Backwards:
         if linear.keep != 1.0:
             course.add_to(DECAY, number, (linear.keep - 1.0) * gradient.dot(moved.before))
         if linear.decay != 0.0:
-            course.add_to(DECAY, number, linear.decay * by_g.number * _dot(by_g.tensor, moved.before))
+            course.add_to(DECAY, number, linear.decay * by_g.number * dot(by_g.tensor, moved.before))
         by_g = Scaled(by_g.number * linear.sign * moved.factor, by_g.tensor)
         if moved.noise is None or moved.from_slots is None:
             return by_g
-        course.add_to(NOISE, number, by_g.number * _dot(by_g.tensor * moved.noise, moved.from_slots))
+        course.add_to(NOISE, number, by_g.number * dot(by_g.tensor * moved.noise, moved.from_slots))
         return Scaled(by_g.number, by_g.tensor.masked_fill(moved.noise, 0.0))
 
     def _reason_of_drift(self) -> str:
@@ -331,10 +331,6 @@ def _check_size(reader: MemoryReader, numbers: int) -> None:
             f"The history of {numbers:,} numbers has a value for each slot of each layer, {size / 2**30:.1f} GB. Ask "
             "about fewer inputs and targets at a time."
         )
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.reshape(-1).to(b.dtype), b.reshape(-1)))
 
 
 def _relative_difference(replayed: list[Tensor], trained: list[Tensor]) -> float:

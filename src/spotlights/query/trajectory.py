@@ -27,6 +27,9 @@ from spotlights.query.contraction import add_gradient, error_sums, gradient_of
 TRAJECTORY_BYTES = 768 << 20
 """How much of the trajectory is kept at a time: states at the starts of stretches, and the weights of one stretch."""
 
+_HELD_BYTES = 64 << 20
+"""Slots of one step up to this size are read once for all that the way forwards does with them."""
+
 _NOISE = 4.0
 """A sum is rounding error up to this many times 2ε (or their rounding over √n) of the sum of its n numbers' sizes."""
 
@@ -200,20 +203,28 @@ class Trajectory:
             for layer, entry in reader.manifest.layers.items()
             for name in entry.trained
         ]
-        self._until = until
+        self._reader, self._until = reader, until
         self._segments = reader.starts
         self._places = {
             name: [place for place, path in enumerate(self.parameters) if path.layer == name] for name in reader.layers
         }
         self._blocks = {name: StepBlocks(layer, Everything()) for name, layer in reader.layers.items()}
+        slots = sum(layer.slots * layer.bytes_of_slot for layer in reader.layers.values())
+        self._bytes_of_slots = max(1, slots // max(1, reader.manifest.steps))
+        """Of one step."""
+        for layer in reader.layers.values():
+            layer.keep_key_table()
 
     def backwards(self) -> Iterator[Move]:
         """Every step, the last one first."""
         starts = [s for s in self._segments if s < self._until and all(p.can_start_at(s) for p in self.parameters)]
-        for first, end in reversed(list(itertools.pairwise([*starts, self._until]))):
-            states = [path.state_at(first) for path in self.parameters]
-            for move in self._back(first, end, states, TRAJECTORY_BYTES):
-                yield replace(move, joins=False) if move.step == end - 1 < self._until - 1 else move
+        stretches = [range(first, end) for first, end in itertools.pairwise([*starts, self._until])]
+        for number, stretch in reversed(list(enumerate(stretches))):
+            if number:
+                self._reader.will_be_read(stretches[number - 1])
+            states = [path.state_at(stretch.start) for path in self.parameters]
+            for move in self._back(stretch.start, stretch.stop, states, TRAJECTORY_BYTES):
+                yield replace(move, joins=False) if move.step == stretch.stop - 1 < self._until - 1 else move
 
     def _back(self, first: int, end: int, states: list[State], budget: int) -> Iterator[Move]:
         steps, of_step, of_state = end - first, self._bytes_of_step, self._bytes_of_state
@@ -248,8 +259,11 @@ class Trajectory:
 
     def _advance(self, s: int, states: list[State], *, keep: bool) -> Move:
         moves: list[ParameterMove | None] = [None] * len(self.parameters)
+        blocks = {layer: own.block(s, s + 1) for layer, own in self._blocks.items()}
+        if self._bytes_of_slots <= _HELD_BYTES:
+            blocks = {layer: block.held() for layer, block in blocks.items()}
         for layer, places in self._places.items():
-            block = self._blocks[layer].block(s, s + 1)
+            block = blocks[layer]
             bias, sizes = error_sums(block)
             noise = _rounding_error(block, bias, sizes)
             weight: Tensor | None = None

@@ -77,6 +77,9 @@ class Store(ABC):
             raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
         return np.frombuffer(bytearray(content), dtype=np.uint8)
 
+    def will_be_read(self, name: str) -> None:  # noqa: B027 (a store need not do anything)
+        """A hint that all of a file will soon be read, where it lies on a disk that can read ahead."""
+
     def load_pieces(
         self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
     ) -> None:

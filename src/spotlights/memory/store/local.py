@@ -64,6 +64,10 @@ class _OpenFile:
             filled += count
         return filled
 
+    def will_be_read(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
+
     def is_as_before(self) -> bool:
         """Whether nobody has written to the file since it was opened."""
         return _identity(os.fstat(self._file)) == self.identity
@@ -164,6 +168,10 @@ class LocalStore(Store):
         content = np.empty(len(span), dtype=np.uint8)
         self.load_pieces(name, [span.start], len(span), checksum, content)
         return content
+
+    def will_be_read(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # said when the file is read
+            self._open(name, "").will_be_read()
 
     def load_pieces(
         self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
