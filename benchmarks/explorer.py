@@ -66,8 +66,12 @@ def main() -> None:
             path = shutil.which("chromium") or shutil.which("google-chrome")
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
+            weight: list[int] = []
+            page.on("response", lambda answer: "/api/" in answer.url or weight.append(len(answer.body())))
+            started = time.perf_counter()
             page.goto(url)
             page.wait_for_function("() => document.body.dataset.shown === location.hash")
+            print(f"the page opens within {time.perf_counter() - started:.2f} s; it weighs {sum(weight) / 1e3:.0f} kB")
             _say("first view of a query", _views(page))
             _say("move of a mask", _moves(page))
             _map(page, url)
