@@ -29,7 +29,7 @@ from spotlights.memory.format.shapes import faults_in_segment
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
-from spotlights.sparse_rows import SparseRows, dense
+from spotlights.sparse_rows import SparseRows, dense, scaled_rows
 
 ROWS, _FEWEST_ROWS, _ROWS_BYTES = 4096, 64, 2 << 20
 """Rows that are read at once: at most, at least, and how many bytes they take in between. These stay in the cache."""
@@ -52,6 +52,15 @@ class StoredRows:
     """The factor by which each row is still to be multiplied."""
     norms: Float[Tensor, "rows stretches"] | None = None
     """The norm of each part of a row (after that multiplication), if the memory stores norms."""
+
+    @property
+    def scaled(self) -> Float[Tensor, "rows features"] | SparseRows:
+        """The rows, multiplied by their factors."""
+        return self.rows if self.scale is None else scaled_rows(self.rows, self.scale)
+
+    def times_scale(self, numbers: Float[Tensor, "*lead rows"]) -> Float[Tensor, "*lead rows"]:
+        """A number for each row, multiplied by the row's factor."""
+        return numbers if self.scale is None else numbers * self.scale
 
 
 _buffers = threading.local()
@@ -390,8 +399,7 @@ class LayerReader:
             return
         self._table = torch.empty(self.distinct_keys, self.entry.in_features, dtype=self.storage.compute_dtype)
         for rows in self.key_table():
-            keys = dense(rows.rows)
-            self._table[rows.place] = keys if rows.scale is None else keys * rows.scale[:, None]
+            self._table[rows.place] = dense(rows.scaled)
 
     def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
         """Some distinct keys of an indexed layer, scaled."""
@@ -417,8 +425,7 @@ class LayerReader:
                 result[places] = self.keys_numbered(segment.key_numbers()[local])
                 continue
             for stored in segment.decoded(names.KEYS, local, 0):
-                keys = dense(stored.rows)
-                result[places[stored.place]] = keys if stored.scale is None else keys * stored.scale[:, None]
+                result[places[stored.place]] = dense(stored.scaled)
         return result
 
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:

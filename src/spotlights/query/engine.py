@@ -22,8 +22,8 @@ from spotlights.interrupts import CHECK
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
 from spotlights.memory.layer_reader import LayerReader, SegmentSlots
 from spotlights.memory.reader import MemoryReader
-from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
-from spotlights.query.reducers import CountReducer, Reducer
+from spotlights.query.plan import BlockValues, LayerValue, Measure, Plan, Sweep
+from spotlights.query.reducers import CountReducer, LastReducer, Reducer
 
 BLOCK_VALUES = 1 << 22
 """Values (queries x slots) computed at once by one thread."""
@@ -212,6 +212,11 @@ class View:
         ((filled,),) = self.run(plan)
         assert isinstance(filled, type(reducer))
         return filled
+
+    def values(self, *asked: tuple[str, LayerValue]) -> list[Any]:
+        """Values of whole layers, given by their names; an engine divides them."""
+        filled = self.run(*(Plan(layer, Everything(), (LastReducer(),), value) for layer, value in asked))
+        return [last.value for (last,) in filled if isinstance(last, LastReducer)]
 
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""

@@ -43,7 +43,7 @@ from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer, LastReducer
+from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer
 from spotlights.results.answers import Top, Totals
 from spotlights.sparse_rows import Numbers, SparseRows, dense
 
@@ -298,10 +298,9 @@ def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dic
                 total.merge(filled)
         progress((first + stretch) / (len(steps) + stretch))
     indexed = [name for name, total in sums.items() if total.distinct_keys is not None]
-    plans = [Plan(name, Everything(), (LastReducer(),), VisitedKeyMoments(sums[name].visits)) for name in indexed]
-    for name, (last,) in zip(indexed, view.run(*plans), strict=True):
-        assert isinstance(last, LastReducer)
-        sums[name].sum += last.value
+    of_keys = view.values(*((name, VisitedKeyMoments(sums[name].visits)) for name in indexed))
+    for name, moments in zip(indexed, of_keys, strict=True):
+        sums[name].sum += moments
     return {name: total.result() for name, total in sums.items()}
 
 
