@@ -17,12 +17,11 @@ from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexpla
 from spotlights.optimizers import rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
-from spotlights.query.coefficients import unroll
 from spotlights.query.engine import View
-from spotlights.query.forward import parameters_of
+from spotlights.query.forward import parameters_of, what_differs
 from spotlights.query.plan import LayerValue
 from spotlights.query.replay import Replay, is_replayed
-from spotlights.query.trained import trained_parameters, what_differs
+from spotlights.query.trained import trained_parameters
 from spotlights.query.weights import view_parameters
 from spotlights.results.tables import Printable, build
 
@@ -141,7 +140,7 @@ def verify(
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
-            unroll(reader, layer, view.until)  # refuses before the long part, if it must
+            view.unrolled(layer)  # refuses before the long part, if it must
         damaged = _damaged(view) if files else []
         made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
         checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -37,6 +37,7 @@ _KEPT_BYTES = 1 << 30
 """Tensors of this size in all are kept."""
 _TABLE_BYTES = 256 << 20
 """Distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
+T = TypeVar("T")
 _SEGMENTS_AHEAD = 4
 _ahead = ThreadPoolExecutor(_SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
 
@@ -257,12 +258,13 @@ class SegmentSlots:
 
     def _in_full_before(self, what: str) -> tuple[Int64[Tensor, "slots"], Bool[Tensor, "slots"]]:
         """For each slot: how many rows before it are stored in full, and whether its own is."""
-        key = "in full", what, self.start
-        if key not in self.layer.known:
+
+        def find() -> tuple[Tensor, Tensor]:
             tokens = self._all_tokens(what) if what in self.layer.entry.tokens else None
             in_full = torch.ones(self.slots, dtype=torch.bool) if tokens is None else tokens[:, 0] == names.IN_FULL
-            self.layer.known[key] = in_full.cumsum(0) - in_full.long(), in_full
-        return self.layer.known[key]
+            return in_full.cumsum(0) - in_full.long(), in_full
+
+        return self.layer.once(("in full", what, self.start), find)
 
     def _width(self, what: str) -> int:
         return self.layer.entry.in_features if what == names.KEYS else self.layer.entry.out_features
@@ -331,7 +333,12 @@ class LayerReader:
     """One layer of a memory."""
 
     def __init__(
-        self, name: str, manifest: Manifest, segments: Sequence[Segment], column_kind: Callable[[str], str]
+        self,
+        name: str,
+        manifest: Manifest,
+        segments: Sequence[Segment],
+        column_kind: Callable[[str], str],
+        need_slots: Callable[[], None],
     ) -> None:
         self.name = name
         self.entry = manifest.layers[name]
@@ -349,8 +356,20 @@ class LayerReader:
         """The kind of a column; raises an error for a column that does not exist."""
         self.known: dict[object, Any] = {}
         """What one question has computed about this layer and another one may need too."""
-        self._files = segments
+        self._files, self._need_slots = segments, need_slots
         self._table: Float[Tensor, "keys in_features"] | None = None
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What was computed about this layer under a key, or is now."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def last(self, name: str, key: object, make: Callable[[], T]) -> T:
+        """The same, but only the last result under a name is kept."""
+        if self.known.get(name, (None,))[0] != key:
+            self.known[name] = key, make()
+        return self.known[name][1]
 
     @cached_property
     def _placed(self) -> tuple[list[SegmentSlots], int, int]:
@@ -366,9 +385,10 @@ class LayerReader:
             keys += segment.entry.keys[self.name]
         return placed, slots, keys
 
-    @property
+    @cached_property
     def segments(self) -> list[SegmentSlots]:
-        """Those that have slots of the layer."""
+        """Those that have slots of the layer; a memory that keeps no slots refuses."""
+        self._need_slots()
         return self._placed[0]
 
     @property
