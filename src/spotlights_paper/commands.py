@@ -42,8 +42,8 @@ def run(
     preset: Annotated[
         str | None,
         optional(
-            help="paper (the default of the image experiments; for the language models hours to a day on a CPU); "
-            "laptop (theirs: a quarter of an hour at most); quick (seconds); table1, text, long, reversed or sgd, "
+            help="paper (the default of the image experiments; for the language models hours to a day on a CPU; "
+            "bfloat16 takes a third of it); laptop (theirs: a quarter of an hour at most); quick (seconds); table1, text, long, reversed or sgd, "
             "where the experiment has them."
         ),
     ] = None,
