@@ -4,7 +4,7 @@
 
 The server is another process on this machine's loopback, with a small network: one of texts for a fifth of the
 requests, then one of images for the rest and for the users, each beside the other one. The program ends by itself. It
-fails when an answer is 5xx, takes longer than a minute or differs from an earlier one, or when the memory grows by 10 %.
+fails when an answer is 5xx, takes more than a minute or differs from an earlier one, or when the memory grows by 10 %.
 """
 
 # ruff: noqa: SIM905 (lists of words)
@@ -90,7 +90,7 @@ def target(name: str) -> Iterator[Target]:
             assert process.poll() is None, "the server has died"
         finally:
             process.stdin.close()
-            process.wait(30)
+            process.wait(600)  # a map by UMAP is finished first
 
 
 @dataclass

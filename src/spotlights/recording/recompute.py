@@ -64,7 +64,8 @@ def record(
                 run.take(step, recorder)
                 told((step + 1 - steps.start) / len(steps))
         run.compare(steps.stop)
-    off = max(run.off, _difference(source, MemoryReader(store), steps))
+    with source.readable(steps.start):
+        off = max(run.off, _difference(source, MemoryReader(store), steps))
     _note(store, off)
     return off
 
