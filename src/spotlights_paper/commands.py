@@ -1,4 +1,4 @@
-"""Commands that train: the demo, the experiments, and what is measured about them."""
+"""The commands of the paper's experiments: demo, run, reproduce, report, retrain-check and evaluate."""
 
 from dataclasses import asdict
 from pathlib import Path

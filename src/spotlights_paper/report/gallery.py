@@ -224,11 +224,11 @@ def _passage_rows(query: Any) -> list[list[str]]:
     return [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=False), start=1)]
 
 
-def _near(text: str, before: int = 55, after: int = 40) -> str:
+def _near(text: str) -> str:
     """What is near the attended token."""
     text = " ".join(text.split())
     mark = text.index("«")
-    start, end = max(mark - before, 0), mark + after
+    start, end = max(mark - 55, 0), mark + 40
     return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
 
 

@@ -1,4 +1,4 @@
-"""What a statement of the paper is, how runs are checked against it, and the table of verdicts.
+"""Statements of the paper, how runs are checked against them, and the table of verdicts.
 
 A check reads a run's results and nothing else. Its bound is taken from the wording of the paper. Two second
 readings of a statement and the check of Table 4 were added after the first verdicts were seen. An accuracy holds within
