@@ -1,4 +1,4 @@
-"""Commands that train: the demo, the experiments, and what is measured about them."""
+"""The commands of the paper's experiments: demo, run, reproduce, report, retrain-check and evaluate."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -101,7 +101,7 @@ def reproduce(
     page = write_report(folders, out / "report")
     judged = statements.judge(folders)
     if as_json:
-        print_json({"page": str(page), "statements": [each.as_dict() for each in judged]})
+        print_json({"page": str(page), "statements": [statement.as_dict() for statement in judged]})
     else:
         print_result(statements.table(judged))
         typer.echo(page)

@@ -1,4 +1,4 @@
-"""Pages for people: what finished runs found, as one self-contained HTML page with its figures."""
+"""The report about finished runs: one self-contained HTML page and its figures."""
 
 from __future__ import annotations
 
