@@ -43,8 +43,8 @@ def run(
         str | None,
         optional(
             help="paper (the default of the image experiments; for the language models hours to a day on a CPU; "
-            "bfloat16 takes a third of it); laptop (theirs: a quarter of an hour at most); quick (seconds); table1, text, long, reversed or sgd, "
-            "where the experiment has them."
+            "bfloat16 takes a third of it); laptop (theirs: a quarter of an hour at most); quick (seconds); table1, "
+            "text, long, reversed or sgd, where the experiment has them."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,
