@@ -82,9 +82,8 @@ def brush(page: Page) -> None:
 
 
 def test_choose_see_brush_mask(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
+    with opened(browser, of_digits, f"#q=test%3A{first()}") as page:
         shown(page)
-        assert f"q=test%3A{first()}" in page.url
         said = page.inner_text("#said")
         assert said == str(int(digits().opened.model(digits().subject.inputs.batch([0])).argmax()))
         page.wait_for_selector(".badge.yes")
