@@ -255,6 +255,18 @@ def test_by_keyboard_a_ring_around_the_input_chooses_points_of_the_map(browser: 
         assert counts[0] <= 24
 
 
+def test_the_tiles_of_a_mosaic_are_one_stop_and_arrows_go_among_them(browser: BrowserContext):
+    with Served(recorded("float32"), port=0) as served, opened(browser, served, "#q=test:0") as page:
+        shown(page)
+        tiles = page.locator("#mosaic .tile").evaluate_all("all => all.map(e => [e.dataset.example, e.tabIndex])")
+        assert [place for _, place in tiles] == [0] + [-1] * (len(tiles) - 1)
+        page.focus("#mosaic .tile >> nth=0")
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.dataset.example") == tiles[1][0]
+        page.keyboard.press("Enter")
+        shown(page, f"location.hash.includes('train%3A{tiles[1][0]}')")
+
+
 def test_axe_finds_nothing_serious_on_the_comparison(browser: BrowserContext):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python").Axe()
     with (

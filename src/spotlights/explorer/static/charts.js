@@ -98,6 +98,16 @@ function wrapped(name, most, count) {
 
 const [STRIP, LENS] = [20, 18];
 
+/** The tiles are one stop of the tab key; arrows go from one to the next. */
+const among = (act) => (event) => {
+  const by = { ArrowRight: "next", ArrowDown: "next", ArrowLeft: "previous", ArrowUp: "previous" }[event.key];
+  if (!by) return pressed(act)(event);
+  event.preventDefault();
+  event.stopPropagation(); // elsewhere arrows go to another input
+  const next = event.currentTarget[`${by}ElementSibling`];
+  if (next?.classList.contains("tile")) next.focus();
+};
+
 /**
  * Examples as tiles, area by the size of their value. Above them is a strip for the whole group: the tiles are what a lens shows of
  * its first part, and `rest` are those that have no tile.
@@ -130,8 +140,8 @@ export function mosaic(place, tiles, { label, height, ink, number = signed, plai
     const told = picture ? Math.min(w, t) > 62 : w > 52 && t > 40;
     const fits = told && w > 14 + 7.7 * number(tile.value).length;
     const words = !picture && told ? wrapped(tile.text, Math.floor((w - 12) / 6.7), Math.floor((t - 24) / 15)) : [];
-    return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? 0 : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
-      onclick: tile.act ?? null, onkeydown: tile.act ? pressed(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
+    return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? (place ? -1 : 0) : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
+      onclick: tile.act ?? null, onkeydown: tile.act ? among(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
       s("title", {}, tile.title),
       s("rect", { x: left + 1, y: y + 1, width: wide, height: high, rx: 3, fill: tone(tile), "fill-opacity": picture ? 1 : 0.17 }),
       picture ? s("image", { href: tile.image, x: left + 3, y: y + 3, width: Math.max(1, wide - 4), height: Math.max(1, high - 4), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,
