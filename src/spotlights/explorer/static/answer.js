@@ -350,7 +350,7 @@ export function rowsOf(title, rows, tone, { signed: hasSign }, what, own = answe
     h("button", { class: "thumb", title: `${facts(row).join(", ")}\n${what} ${number(row)}${run.training_queries ? "\nclick: make it the query" : ""}`, onclick: use(row), onpointerenter: () => lightVisits(row.example), onpointerleave: () => lightVisits(null), onfocus: () => lightVisits(row.example), onblur: () => lightVisits(null) },
       shades?.examples?.[row.example] ? shadedText(shades.examples[row.example], most, number)
         : kind === "text" && answer.shown.kind === "text" && !answer.tokens ? shared(row.shown.text, answer.shown.text) : row.shown ? datum(row.shown, { ink: ink(), name: facts(row).join(", ") }) : h("span", { class: "quiet" }, facts(row).join(", ")),
-      h("span", { class: "tag number" }, row.label === undefined || row.label === null ? null : h("b", { title: look(row.label, "label").name }, look(row.label, "label").name), h("span", { class: tone(row) }, number(row)))), out(row));
+      h("span", { class: "tag number" }, row.label === undefined || row.label === null ? null : h("b", { title: look(row.label, "label").name }, look(row.label, "label").name), h("span", { class: tone }, number(row)))), out(row));
   return h("div", {}, title ? h("h3", { class: tone }, title) : null, !rows.length ? h("p", { class: "empty" }, "Nothing here.")
     : kind === "table" ? table(rows, { own, label: `Training examples ${tone}`.trim(), mark: (row) => ({ class: "card", "data-example": row.example ?? "" }), facts: tableFacts(rows, what, number, (row) => tone || (!hasSign ? "" : row.value < 0 ? "against" : "for"), out) }) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));
 }
