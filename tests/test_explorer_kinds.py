@@ -67,8 +67,8 @@ def of_words() -> sl.Subject:
             optimizer.zero_grad()
             F.cross_entropy(model(rows), labels).backward()
             optimizer.step()
-    texts = {"show": WORDS.__getitem__, "show_input": WORDS.__getitem__}
-    return sl.Subject(ROOT / "words.memory", model, rows, labels=labels, classes=["bad", "good"], **texts)
+    show, names = WORDS.__getitem__, ["bad", "good"]
+    return sl.Subject(ROOT / "words.memory", model, rows, labels=labels, classes=names, show=show, show_input=show)
 
 
 def waterfall(page: Page, place: str = "waterfall") -> dict[str, float]:
@@ -283,7 +283,7 @@ def test_the_map_and_the_comparison_on_the_command_line_are_the_page_s(tmp_path,
     monkeypatch.setattr("spotlights.cli.views.find_subject", lambda *_: one)
     monkeypatch.setattr("spotlights.cli.views.other_subject", lambda *_: other)
     explorer, there = prepared(one), prepared(other)
-    asked = {"q": "test:2", "layer": "3"}
+    asked: dict[str, Any] = {"q": "test:2", "layer": "3"}
     lamp = get("lamp", explorer, **asked)
 
     def printed(*arguments: object) -> dict:
