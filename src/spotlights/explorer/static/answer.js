@@ -210,7 +210,7 @@ export function controls() {
     here || map ? choose("measure", "pick-measure", now.name, run.measures.map(({ name, title, help }) => [name, title, help]), (value) => change({ measure: value, open: "" })) : null,
     here && found && found.measure === now.name ? caution(found) : null,
     (here || map) && !estimate() && run.layers.length > 1 ? choose("in layer", "pick-layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), (value) => change({ layer: value, open: "" })) : null,
-    here && !estimate() && run.visits && run.examples ? choose("one entry per", "pick-by", state.by || "example", [["example", "example", "An example's visits are added up"], ["slot", "visit", "Each time that training met an example"]], (value) => change({ by: value })) : null,
+    here && !estimate() && run.visits && run.examples ? choose("one per", "pick-by", state.by || "example", [["example", "example", "An example's visits are added up"], ["slot", "visit", "Each time that training met an example"]], (value) => change({ by: value })) : null,
     state.where && here ? h("button", { class: "chip", id: "steps-chip", title: "Look at all of training again", onclick: () => change({ where: "" }) }, `only ${only} ✕`) : null);
 }
 

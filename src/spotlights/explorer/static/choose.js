@@ -108,8 +108,10 @@ function thumbnail(input) {
 }
 
 export function markCurrent() {
-  for (const each of document.querySelectorAll("#inputs .thumb"))
+  for (const each of document.querySelectorAll("#inputs .thumb")) {
     each.setAttribute("aria-current", String(state.q === `test:${each.dataset.id}`));
+    if (state.q === `test:${each.dataset.id}`) $("inputs").scrollLeft = each.offsetLeft - 150; // on a phone they stand in one row
+  }
 }
 
 function page(by) {
