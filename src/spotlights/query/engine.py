@@ -220,8 +220,7 @@ class View:
 
     def unrolled(self, layer: str) -> Unrolled:
         """What multiplies δ⊗k of each of a layer's slots in its weights, as of the view's step."""
-        recorded = self.reader.layer(layer)
-        return recorded.last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
+        return self.reader.layers[layer].last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
 
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""

@@ -57,6 +57,18 @@ class Printable:
         return self.page().html
 
 
+class Rows(Printable):
+    """An answer of rows that name their cells."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The answer, row by row."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row for each row of the answer."""
+        return frame(self.rows())
+
+
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
