@@ -9,11 +9,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.results.tables import FEW, Printable, Rows, build, build_rows
+from spotlights.results.tables import FEW, Printable, RowAnswer, build, build_rows
 
 
 @dataclass(frozen=True, repr=False)
-class Forecast(Rows):
+class Forecast(RowAnswer):
     """What some numbers will be after retraining without a group, each with an interval of 95 %."""
 
     before: Float[Tensor, "inputs"]

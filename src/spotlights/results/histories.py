@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spotlights.errors import SettingError
 from spotlights.results.answers import Label
-from spotlights.results.tables import Printable, Rows, build, frame
+from spotlights.results.tables import Printable, RowAnswer, build, frame
 
 if TYPE_CHECKING:
     import pandas
@@ -119,7 +119,7 @@ class Lost:
 
 
 @dataclass(frozen=True, repr=False)
-class Forgetting(Rows):
+class Forgetting(RowAnswer):
     """The steps at which right answers were lost, and the examples that took them."""
 
     lost: Sequence[Lost]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotlights.results.tables import Rows, build
+from spotlights.results.tables import RowAnswer, build
 
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
 """How an attended token that one cannot see is shown."""
@@ -58,7 +58,7 @@ class Passage:
 
 
 @dataclass(frozen=True, repr=False)
-class Passages(Rows):
+class Passages(RowAnswer):
     """The passages that some tokens of a prompt attend to, best first; made by `Attention.passages`."""
 
     layer: str

@@ -39,7 +39,7 @@ class ReplayedInfluence(QueryAnswer):
         return bool(self.growth.median() <= TRUSTED)
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How far to trust the numbers."""
         grown = f"the adjoint has grown {float(self.growth.median()):.3g} times"
         if self.trusted:
@@ -72,8 +72,10 @@ class ReplayedInfluence(QueryAnswer):
         return self.values.numpy()
 
     @staticmethod
-    def of(found: dict[int, Float[Tensor, "inputs"]], growth: Tensor, names: Sequence[str] | None) -> ReplayedInfluence:
+    def of(
+        by_number: dict[int, Float[Tensor, "inputs"]], growth: Tensor, names: Sequence[str] | None
+    ) -> ReplayedInfluence:
         """From a value for each example's number."""
-        numbers = sorted(found)
+        numbers = sorted(by_number)
         examples: list[Label] = [number if names is None else names[number] for number in numbers]
-        return ReplayedInfluence(examples, torch.stack([found[number] for number in numbers], dim=1), growth)
+        return ReplayedInfluence(examples, torch.stack([by_number[number] for number in numbers], dim=1), growth)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from spotlights.results.answers import Label
 from spotlights.results.table_files import write_csv
-from spotlights.results.tables import FEW, Rows, build_rows
+from spotlights.results.tables import FEW, RowAnswer, build_rows
 
 NOTE = "a ranking, not a verdict: hard and rare examples rank high too; look at them"
 
 
 @dataclass(frozen=True, repr=False)
-class Suspects(Rows):
+class Suspects(RowAnswer):
     """Training examples, the most suspicious first."""
 
     layer: str

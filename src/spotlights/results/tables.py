@@ -57,7 +57,7 @@ class Printable:
         return self.page().html
 
 
-class Rows(Printable):
+class RowAnswer(Printable):
     """An answer of rows that name their cells."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -124,7 +124,7 @@ def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str 
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> pandas.DataFrame:
-    """Rows as a data frame, or a sentence that says what to install."""
+    """RowAnswer as a data frame, or a sentence that says what to install."""
     try:
         import pandas
     except ImportError:
