@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ class ReplayedInfluence(QueryAnswer):
     values: Float[Tensor, "inputs examples"]
     growth: Float[Tensor, "inputs"]
     """How many times as large the adjoint of the weights has become on its way back to the first step."""
-
-    what: ClassVar[str] = "influence"
+    what: str = "influence"
 
     @property
     def trusted(self) -> bool:
