@@ -310,7 +310,7 @@ class Manifest:
         """The files that a reader needs."""
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
 
-    @property
+    @cached_property
     def slots_note(self) -> str | None:
         """What an answer from slots that are not those of the run says; None if they are."""
         if self.observed:
