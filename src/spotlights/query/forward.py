@@ -17,9 +17,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, ParameterCall, adapter_named
+from spotlights.layers import Call, LinearMap, ModuleAdapter, ParameterCall, Report, WatchingAdapter, adapter_named
 from spotlights.layers.adapter import class_of, plainly, tensors_of, unwrapped
-from spotlights.layers.functional import Use, watch, watch_outside
+from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import example_axis
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.sparse_rows import Numbers, joined
@@ -116,11 +116,8 @@ class ForwardPass:
         modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
-                if isinstance(adapter, FunctionalAdapter):
-                    handles += [
-                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls))
-                        for name, calls in maps.items()
-                    ]
+                if isinstance(adapter, WatchingAdapter):
+                    handles += adapter.watched(module, maps, _report(maps), lambda hook: hook)
                     continue
                 hook = _hook(adapter, maps)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -353,15 +350,16 @@ def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output:
     return hook(module, (input,), {}, output)
 
 
-def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls) -> Use:
-    def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
+def _report(maps: Mapping[str, Calls]) -> Report:
+    def report(name: str, call: Call | None, output: Tensor) -> Tensor | None:
+        if call is None or name not in maps:
+            return None
         if not output.requires_grad:
             output.requires_grad_()
-        call = adapter.use(module, name, input, rows)
-        calls.add(call, call.keys()[name].clone(), [output])
+        maps[name].add(call, call.keys()[name].clone(), [output])
         return output.clone()
 
-    return use
+    return report
 
 
 def _copied(output: Any) -> Any:

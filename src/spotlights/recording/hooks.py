@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from spotlights import torch_internals
 from spotlights.errors import UnsupportedError
-from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
+from spotlights.layers import Call, ModuleAdapter, WatchingAdapter
 from spotlights.layers.adapter import tensors_of
-from spotlights.layers.functional import watch, watch_outside
+from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import Batch, ColumnTable
 from spotlights.memory.slots import Rows
 from spotlights.recording.layer import RecordedLayer
@@ -120,22 +120,20 @@ class ModuleHooks:
             passes.watch(ModuleCall(call, len(outputs), maps), outputs)
 
         adapter = self.adapter
-        if isinstance(adapter, FunctionalAdapter):
+        if isinstance(adapter, WatchingAdapter):
 
-            def note_use(name: str, input: Tensor, output: Tensor, rows: slice) -> None:
+            def report(name: str, call: Call | None, output: Tensor) -> None:
+                if call is None:
+                    for own, to in self.maps.items():
+                        if own.split(".")[0] == name:
+                            to.layer.by_gradient |= self._is_on
+                    return
                 batch = batch_to_record([output])
-                call = adapter.use(self.module, name, input, rows)
-                if batch is not None:
+                if batch is not None and name in self.maps:
                     record(call, batch, [output], [name])
 
-            guarded = guard(note_use)
-
-            def use(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor:
-                guarded(name, input, output, rows)
-                return output
-
             def watched() -> list[Any]:
-                return [watch(adapter.weights(self.module)[name][0], partial(use, name)) for name in self.maps]
+                return adapter.watched(self.module, self.maps, report, lambda hook: _ModelHook(guard(hook)))
 
             return self._on_whole_parameters(guard, watched) if self._sharded else watched()
 
