@@ -29,7 +29,7 @@ def _multiplied_in(tree: ast.AST) -> dict[str, bool]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             sides = [(node.left, False), (node.right, True)]
         elif isinstance(node, ast.Call) and (called := _called(node)) in PRODUCTS:
-            sides = [(argument, called not in LINEAR) for argument in node.args]
+            sides = [(argument, called not in LINEAR) for argument in node.args[called == "einsum" :][:2]]
             if called in MATMUL and len(sides) == 2:
                 sides[0] = node.args[0], False
         else:
