@@ -32,13 +32,12 @@ from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
-from spotlights.query.forward import ForwardPass, Target, answer
+from spotlights.query.forward import ForwardPass, Target, answer, what_differs
 from spotlights.query.history import AskedNetwork
 from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
-from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation

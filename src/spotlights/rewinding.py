@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.layers.adapter import unwrapped
 from spotlights.memory.blocks import Selection, meeting
+from spotlights.memory.files import write_whole
 from spotlights.memory.format.recipe import AnnouncedBatch
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers.replayed import MakeOptimizer
@@ -92,9 +93,8 @@ class Rewound(Printable):
 
     def save(self, path: str | Path) -> Path:
         """Writes the record as JSON."""
-        path = Path(path)
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
-        return path
+        write_whole(path, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
+        return Path(path)
 
     def table(self) -> Any:
         rows = [

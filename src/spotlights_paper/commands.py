@@ -1,4 +1,4 @@
-"""Commands that train: the demo, the experiments, and what is measured about them."""
+"""The commands of the paper's experiments: demo, run, reproduce, report, retrain-check and evaluate."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -42,9 +42,9 @@ def run(
     preset: Annotated[
         str | None,
         optional(
-            help="paper (the default of the image experiments; for the language models hours to a day on a CPU); "
-            "laptop (theirs: a quarter of an hour at most); quick (seconds); table1, text, long, reversed or sgd, "
-            "where the experiment has them."
+            help="paper (the default of the image experiments; for the language models hours to a day on a CPU; "
+            "bfloat16 takes a third of it); laptop (theirs: a quarter of an hour at most); quick (seconds); table1, "
+            "text, long, reversed or sgd, where the experiment has them."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,
@@ -101,7 +101,7 @@ def reproduce(
     page = write_report(folders, out / "report")
     judged = statements.judge(folders)
     if as_json:
-        print_json({"page": str(page), "statements": [each.as_dict() for each in judged]})
+        print_json({"page": str(page), "statements": [statement.as_dict() for statement in judged]})
     else:
         print_result(statements.table(judged))
         typer.echo(page)

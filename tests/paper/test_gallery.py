@@ -11,7 +11,7 @@ import torch
 
 from real_data import need
 from spotlights_paper.experiments.running import load_results, run_experiment, save_results
-from spotlights_paper.report import write_report
+from spotlights_paper.report import write_gallery
 from spotlights_paper.report.case_figures import FIGURES, attention_figure
 from spotlights_paper.report.gallery import CASES, covers, exhibits
 from spotlights_paper.report.schematic import both_forms
@@ -58,7 +58,7 @@ def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path
     ]
     assert found[1].judged
     assert found[1].command == "spotlights run mnist-single --preset quick --seed 0"
-    write_report([single], tmp_path)
+    write_gallery(found, tmp_path)
     page = (tmp_path / "gallery.html").read_text(encoding="utf-8")
     assert all(title in page for title in titles)
     assert page.count("<img") == sum(len(each.pictures) for each in found)

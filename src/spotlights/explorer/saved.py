@@ -22,6 +22,7 @@ from spotlights.explorer.api import answer, as_text
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.queries import kind_named
 from spotlights.explorer.views import picture
+from spotlights.results import write_whole
 from spotlights.selections import format_selections
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ class SavedPage:
 
     def save(self, path: str | Path) -> Path:
         """Writes the file."""
-        path = Path(path)
-        path.write_text(self.text, encoding="utf-8")
-        return path
+        write_whole(path, self.text.encode("utf-8", "replace"))
+        return Path(path)
 
     def _repr_html_(self) -> str:
         frame = 'sandbox="allow-scripts allow-downloads" width="100%" height="820" style="border:1px solid #8884"'

@@ -119,7 +119,8 @@ class MemoryReader:
             for entry in part.segments
         ]
         self.layers = {
-            name: LayerReader(name, self.manifest, self.segments, self.column_kind) for name in self.manifest.layers
+            name: LayerReader(name, self.manifest, self.segments, self.column_kind, self.need_slots)
+            for name in self.manifest.layers
         }
         self._logs: dict[str, StepLog] = {}
         self.moments: dict[str, Tensor] = {}

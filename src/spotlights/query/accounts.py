@@ -20,7 +20,8 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import NOT_EXPLAINED, unexplained_steps
 from spotlights.optimizers import rule_named
 from spotlights.query.engine import View
-from spotlights.query.trained import moved_at_the_end, same, trained_parameters
+from spotlights.query.forward import same
+from spotlights.query.trained import moved_at_the_end, trained_parameters
 from spotlights.query.weights import view_parameters
 
 EXACT = 1e-4

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from spotlights.dual_form import linear_map
 from spotlights.errors import SettingError, TooLargeError, UnknownNameError, UnsupportedError
-from spotlights.memory.blocks import Everything
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
@@ -36,8 +35,8 @@ from spotlights.query.joint import (
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
-from spotlights.query.plan import Measure, Plan
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
+from spotlights.query.plan import Measure
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
 from spotlights.sparse_rows import Numbers, dense
@@ -198,12 +197,9 @@ class Attention(LayerMeasured):
             return linear_map(self.queries.double(), keys.sums), keys.counts
         visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
         queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        plans = [
-            Plan(self.layer, Everything(), (LastReducer(),), VisitedKeyTotals(some, visits, absolute))
-            for some in queries.split(QUERIES_AT_ONCE)
-        ]
-        totals = torch.cat([last.value for (last,) in self.view.run(*plans)])  # pyright: ignore
-        return totals, visits.sum(dim=1)
+        some_at_once = queries.split(QUERIES_AT_ONCE)
+        totals = self.view.values(*((self.layer, VisitedKeyTotals(some, visits, absolute)) for some in some_at_once))
+        return torch.cat(totals), visits.sum(dim=1)
 
     def contributions(
         self, target: Target | None = None, *, unit: int | None = None, rows: bool = False

@@ -223,20 +223,23 @@ class GroupRowsReducer(Reducer):
 
 def distinct(view: View, layer: LayerReader, column: str) -> tuple[np.ndarray, np.ndarray]:
     """The values that a column takes anywhere in a layer, sorted, and the first slot of each."""
-    if column not in layer.known:
+
+    def find() -> tuple[np.ndarray, np.ndarray]:
         layer.column_kind(column)  # an unknown column gets its error here
-        layer.known[column] = view.reduce(layer.name, DistinctReducer(column), selection=Everything()).result()
-    return layer.known[column]
+        return view.reduce(layer.name, DistinctReducer(column), selection=Everything()).result()
+
+    return layer.once(column, find)
 
 
 def grouping(view: View, layer: LayerReader, column: str, bins: int | None = None) -> Grouping:
     """The groups that a column divides a layer's slots into."""
-    key = "grouping", column, bins
-    if key not in layer.known:
+
+    def find() -> Grouping:
         values, _ = distinct(view, layer, column)
         entry = view.reader.manifest.columns[column]
-        layer.known[key] = Grouping(column, entry.kind, entry.strings, values, bins)
-    return layer.known[key]
+        return Grouping(column, entry.kind, entry.strings, values, bins)
+
+    return layer.once(("grouping", column, bins), find)
 
 
 def cells(view: View, layer: LayerReader, columns: Sequence[str]) -> Cells:

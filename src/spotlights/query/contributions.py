@@ -17,7 +17,7 @@ from spotlights.memory.blocks import Block, Piece
 from spotlights.memory.layer_reader import ROWS, LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.accounts import Missing, missing
-from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled, unroll
+from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import Contraction, DirectedQueries, StepFactors, WeightShare, group_products
 from spotlights.query.engine import View
@@ -164,7 +164,7 @@ class Contributions(LayerMeasured):
         """Whether these are a hidden layer's share, through the gradient of the target."""
         self._differs = differs
         self._asked = asked
-        self._unrolled = unrolled or unroll(view.reader, recorded.name, view.until)
+        self._unrolled = unrolled or view.unrolled(recorded.name)
         self._inputs = inputs
 
     def __len__(self) -> int:
@@ -181,10 +181,7 @@ class Contributions(LayerMeasured):
 
         Where the step log has a reason, the first call adds up the slots of the layer.
         """
-        known, key = self.recorded.known, ("missing", self.view.until)
-        if key not in known:  # it may take a pass over the slots
-            known[key] = missing(self.view, self.layer)
-        return known[key]
+        return self.recorded.once(("missing", self.view.until), lambda: missing(self.view, self.layer))
 
     @property
     def note(self) -> str | None:

@@ -22,8 +22,9 @@ from spotlights.interrupts import CHECK
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
 from spotlights.memory.layer_reader import LayerReader, SegmentSlots
 from spotlights.memory.reader import MemoryReader
-from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
-from spotlights.query.reducers import CountReducer, Reducer
+from spotlights.query.coefficients import Unrolled, unroll
+from spotlights.query.plan import BlockValues, LayerValue, Measure, Plan, Sweep
+from spotlights.query.reducers import CountReducer, LastReducer, Reducer
 
 BLOCK_VALUES = 1 << 22
 """Values (queries x slots) computed at once by one thread."""
@@ -90,7 +91,6 @@ class Threads(Engine):
         return Threads(1)
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
-        reader.need_slots()
         threads = torch.get_num_threads()
         count = self.threads or threads
         try:
@@ -213,14 +213,24 @@ class View:
         assert isinstance(filled, type(reducer))
         return filled
 
+    def values(self, *asked: tuple[str, LayerValue]) -> list[Any]:
+        """Values of whole layers, given by their names; an engine divides them."""
+        filled = self.run(*(Plan(layer, Everything(), (LastReducer(),), value) for layer, value in asked))
+        return [last.value for (last,) in filled if isinstance(last, LastReducer)]
+
+    def unrolled(self, layer: str) -> Unrolled:
+        """What multiplies δ⊗k of each of a layer's slots in its weights, as of the view's step."""
+        recorded = self.reader.layer(layer)
+        return recorded.last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
+
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""
         return replace(self, selection=self.selection & selection)
 
     def count(self, layer: str) -> int:
         """The number of the view's slots in a layer."""
-        self.reader.need_slots()
         if isinstance(self.selection, Everything):
+            self.reader.need_slots()
             return self.reader.layer(layer).slots
         return self.reduce(layer, CountReducer()).count
 

@@ -73,10 +73,8 @@ class ExampleGradientsReducer(Reducer):
     def update(self, block: Block, values: Any) -> None:
         places, numbers = self.visits.of(block)
         for keys, errors in zip(block.keys(), block.errors(), strict=True):
-            scale = numbers[errors.place] if errors.scale is None else numbers[errors.place] * errors.scale
-            rows, owners = dense(keys.rows).to(self.dtype), places[errors.place]
-            if keys.scale is not None:
-                rows = rows * keys.scale[:, None].to(self.dtype)
+            scale = errors.times_scale(numbers[errors.place])
+            rows, owners = dense(keys.scaled).to(self.dtype), places[errors.place]
             weighted = dense(errors.rows)[:, self.units].to(self.dtype) * scale[:, None].to(self.dtype)
             used = (scale != 0).nonzero().flatten()
             order = used[owners[used].argsort(stable=True)]
@@ -141,7 +139,7 @@ class KeyErrorsReducer(Reducer):
         at = torch.searchsorted(self.pairs, places * self.distinct_keys + block.key_numbers())
         at.clamp_(max=len(self.pairs) - 1)
         for errors in block.errors():
-            scale = numbers[errors.place] if errors.scale is None else numbers[errors.place] * errors.scale
+            scale = errors.times_scale(numbers[errors.place])
             weighted = dense(errors.rows).to(self.dtype) * scale[:, None].to(self.dtype)
             self.sums.index_add_(0, at[errors.place], weighted)
 

@@ -1,4 +1,4 @@
-"""One forward pass of the user's model on the inputs that are asked about.
+"""One forward pass of the user's model on the inputs that are asked about, and whether the model is the recorded one.
 
 Keeps each recorded layer's inputs (the queries) and, with the autograd graph, its outputs, so that the
 way from a layer to any number of interest can be asked for later.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,7 +22,12 @@ from spotlights.layers.adapter import class_of, plainly, tensors_of, unwrapped
 from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import example_axis
 from spotlights.memory.format.manifest import LayerEntry
+from spotlights.memory.format.names import probed_entries
+from spotlights.memory.reader import MemoryReader
 from spotlights.sparse_rows import Numbers, joined
+
+if TYPE_CHECKING:
+    from spotlights.query.engine import View
 
 Target = int | str | Sequence[int] | Tensor | Callable[[Any], Tensor]
 """A class, "7-9" for a difference of two classes, one class for each input, or a function of the model's output."""
@@ -452,3 +457,52 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(inputs)
+
+
+# -- is it the recorded network? -----------------------------------------------------------------
+
+
+def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
+    """Equal, up to the rounding of the coarser of two types."""
+    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
+    return torch.allclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
+
+
+def what_differs(
+    view: View, of_model: Callable[[str], Mapping[str, Float[Tensor, "..."]]], layers: Sequence[str]
+) -> str | None:
+    """Whether a model has other weights than the memory after the view's last step; of which step, if it has.
+
+    Compares the probed entries alone; `of_model` gives the model's parameters of a layer.
+    """
+    reader, until = view.reader, view.until
+    if reader.manifest.fold is not None:
+        return None
+    own, recorded = {}, {}
+    for layer in layers:
+        parameters, probed = of_model(layer), partial(_all_entries, reader, layer, until)
+        for name, (place, entries) in reader.layers[layer].last("entries", until, probed).items():
+            own[layer, name] = parameters[name].reshape(-1)[place].to(entries)
+            recorded[layer, name] = entries
+    different = [key for key, entries in own.items() if not same(entries, recorded[key])]
+    if not different:
+        return None
+    for step in range(reader.steps, -1, -1):
+        if all(same(entries, _entries(reader, layer, name, step)[1]) for (layer, name), entries in own.items()):
+            return f"the model differs from the memory: it has the weights of step {step}: use memory.as_of({step})"
+    far = max(float((own[key].double() - recorded[key].double()).norm() / own[key].double().norm()) for key in own)
+    named = ", ".join(dict.fromkeys(layer for layer, _ in different))
+    return (
+        f"the model differs from the memory, whose weights are those after step {until}: by up to {far:.1%} in {named}"
+    )
+
+
+def _all_entries(reader: MemoryReader, layer: str, step: int) -> dict[str, tuple[slice, Float[Tensor, "entries"]]]:
+    return {name: _entries(reader, layer, name, step) for name in reader.layers[layer].entry.trained}
+
+
+def _entries(reader: MemoryReader, layer: str, name: str, step: int) -> tuple[slice, Float[Tensor, "entries"]]:
+    """Which entries of a parameter were probed, and what they were after a step."""
+    flat = reader.initial[f"{layer}/{name}"].reshape(-1)
+    place = probed_entries(flat.numel())
+    return place, reader.log(layer).probed[name][step - 1] if step else flat[place]

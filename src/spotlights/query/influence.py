@@ -43,7 +43,7 @@ from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer, LastReducer
+from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer
 from spotlights.results.answers import Top, Totals
 from spotlights.sparse_rows import Numbers, SparseRows, dense
 
@@ -298,10 +298,9 @@ def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dic
                 total.merge(filled)
         progress((first + stretch) / (len(steps) + stretch))
     indexed = [name for name, total in sums.items() if total.distinct_keys is not None]
-    plans = [Plan(name, Everything(), (LastReducer(),), VisitedKeyMoments(sums[name].visits)) for name in indexed]
-    for name, (last,) in zip(indexed, view.run(*plans), strict=True):
-        assert isinstance(last, LastReducer)
-        sums[name].sum += last.value
+    of_keys = view.values(*((name, VisitedKeyMoments(sums[name].visits)) for name in indexed))
+    for name, moments in zip(indexed, of_keys, strict=True):
+        sums[name].sum += moments
     return {name: total.result() for name, total in sums.items()}
 
 
@@ -313,14 +312,14 @@ def has_moments(layer: LayerReader) -> bool:
 
 def error_size(view: View, layer: str, steps: StepNumbers) -> float:
     """The mean over slots of |c|·‖δ‖²: each step weighted by what multiplied its gradient."""
-    known, key = view.reader.layer(layer).known, ("error size", view.until)
-    if key not in known:
-        whole = as_of(view.reader, Everything(), view.until)
+
+    def find() -> float:
         reducer = ErrorSizeReducer(steps.weight.abs() if bool(steps.weight.any()) else steps.bias.abs())
-        found = view.reduce(layer, reducer, selection=whole)
-        mean = found.sum / max(found.count, 1)
-        known[key] = mean if mean > 0 else 1.0
-    return known[key]
+        errors = view.reduce(layer, reducer, selection=as_of(view.reader, Everything(), view.until))
+        mean = errors.sum / max(errors.count, 1)
+        return mean if mean > 0 else 1.0
+
+    return view.reader.layer(layer).once(("error size", view.until), find)
 
 
 def whitened_by_keys(
@@ -329,10 +328,8 @@ def whitened_by_keys(
     """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
     _check_damping(damping)
     layer = view.reader.layer(name)
-    known = layer.known
-    if "all keys" not in known:
-        known["all keys"] = view.reduce(name, AllKeysReducer(layer.entry.in_features), selection=Everything()).result()
-    keys = known["all keys"]
+    reducer = AllKeysReducer(layer.entry.in_features)
+    keys = layer.once("all keys", lambda: view.reduce(name, reducer, selection=Everything()).result())
     if bias:
         keys, wide = (torch.cat([each.float(), torch.ones(len(each), 1)], dim=1) for each in (keys, queries))
     else:

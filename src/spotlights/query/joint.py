@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError, UnsupportedError
-from spotlights.memory.blocks import Block, Everything, OneOf, Selection, as_of
+from spotlights.memory.blocks import Block, Everything, as_of
 from spotlights.memory.format.columns import MISSING_INT
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
@@ -35,7 +35,7 @@ from spotlights.query.example_gradients import Gram, LayerGradients, LayerQuerie
 from spotlights.query.measured import LayerMeasured
 from spotlights.query.plan import BlockValues, Measure
 from spotlights.query.reducers import Reducer
-from spotlights.query.suspects import loss_scale
+from spotlights.query.suspects import loss_scale, own_slots
 from spotlights.sparse_rows import dense
 
 LOSSES = ("classes", "squared")
@@ -73,8 +73,8 @@ class VisitErrorsReducer(Reducer):
         squares = torch.zeros(len(block), dtype=torch.float64)
         sums = torch.zeros(len(block), self.out_features if self.out_features <= _SIGNED else 0, dtype=torch.float64)
         for errors in block.errors():
-            scale = self.per_step[steps[errors.place]]
-            rows = dense(errors.rows).double() * (scale if errors.scale is None else scale * errors.scale)[:, None]
+            scale = errors.times_scale(self.per_step[steps[errors.place]])
+            rows = dense(errors.rows).double() * scale[:, None]
             self.total += float(rows.sum(dim=1).abs().sum())
             self.size += float(rows.abs().sum())
             squares[errors.place] = rows.square().sum(dim=1)
@@ -119,7 +119,8 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     reader, recorded = view.reader, view.reader.layer(layer)
     steps = max(reader.steps, 1)
     reducer = VisitErrorsReducer(recorded.entry.out_features, loss_scale(reader.log(layer), steps))
-    filled = view.reduce(layer, reducer, selection=_own_slots(reader, recorded, view.until))
+    slots = own_slots(reader, recorded, as_of(reader, Everything(), view.until))
+    filled = view.reduce(layer, reducer, selection=slots)
     visits, squares, sums, rows = filled.result() if filled.found else (torch.empty(0), *[torch.empty(0)] * 3)
     if not len(visits):
         raise UnsupportedError(f'No slot of "{layer}" belongs to an example: the joint estimate has nothing to go by.')
@@ -164,16 +165,6 @@ def _step_numbers(reader: MemoryReader, layer: str, until: int) -> Float[Tensor,
             numbers[: len(found)] = found
             break
     return numbers
-
-
-def _own_slots(reader: MemoryReader, recorded: LayerReader, until: int) -> Selection:
-    """All slots of a layer up to a step, without those of an embedding that shares its weight."""
-    selection = as_of(reader, Everything(), until)
-    if recorded.entry.turned:
-        strings = reader.manifest.columns["module"].strings
-        own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
-        selection = selection & OneOf("module", own, "the layer itself")
-    return selection
 
 
 # -- the estimate -----------------------------------------------------------------------------------

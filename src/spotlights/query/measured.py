@@ -407,10 +407,11 @@ class AskTotals:
             binned=self.bins is not None,
             note=measured.note,
         )
-        cancels = float(made.kappa.max()) if measured.what == "contribution" and made.values.numel() else 1.0
-        if cancels < LARGE_KAPPA:
+        cancels = made.values.abs().sum(dim=1) > LARGE_KAPPA * made.values.sum(dim=1).abs()
+        if measured.what != "contribution" or not cancels.any():
             return made
-        note = f"κ = {cancels:.2g}: the sum is a small difference of large totals; a mask of one side predicts nothing"
+        large = f"κ = {float(made.kappa.max()):.2g}"
+        note = f"{large}: the sum is a small difference of large totals; a mask of one side predicts nothing"
         return replace(made, note=f"{made.note}; {note}" if made.note else note)
 
 

@@ -1,7 +1,8 @@
-"""What is changed in the middle of a run beside the steps of the optimizers, and is noticed before the next step.
+"""Changes in the middle of a run that are not steps of the optimizers. They are noticed before the next step.
 
-A change is logged with its step and reason. The step log marks the layers whose weights no longer follow from their
-slots alone (`names.MOVED`), so that `verify` and answers can say why.
+Examples are weights that the loop overwrites, an optimizer state that is loaded, and a module that is replaced. A
+change is logged with its step and reason. The step log marks the layers whose weights no longer follow from their slots
+alone (`names.MOVED`), so that `verify` and answers can say why.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Changes:
         self._model = model
         self._optimizers = optimizers
         self._layers = layers
-        self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.each}
+        self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.all}
         self._loaded: set[int] = set()
         self._logged: set[int] = set()
         self._gone: set[str] = set()
@@ -57,7 +58,7 @@ class Changes:
                 self._known |= dict.fromkeys(layers, ELSEWHERE)
                 tell(type(optimizer).__name__, layers)
 
-        loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.each]
+        loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.all]
         return [*loaded, register_optimizer_step_post_hook(Untraced(guard(stepped)))]
 
     def known_reason(self, layer: str) -> int:

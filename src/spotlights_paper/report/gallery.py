@@ -178,7 +178,7 @@ def _time(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
             "The top 500 are spread over training without a clear pattern; more recent slots come later in the list.",
             "When the top slots of each class were visited, by rank.",
             [ranks_against_time(results, results.cases[0], steps=run.settings["steps"])],
-            judged=[j for j in judged if any(each in j.statement.text for each in words)],
+            judged=[j for j in judged if any(word in j.statement.text for word in words)],
             command=_command(run),
         )
 
@@ -224,11 +224,11 @@ def _passage_rows(query: Any) -> list[list[str]]:
     return [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=False), start=1)]
 
 
-def _near(text: str, before: int = 55, after: int = 40) -> str:
+def _near(text: str) -> str:
     """What is near the attended token."""
     text = " ".join(text.split())
     mark = text.index("«")
-    start, end = max(mark - before, 0), mark + after
+    start, end = max(mark - 55, 0), mark + 40
     return ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
 
 

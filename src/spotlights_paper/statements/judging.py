@@ -1,4 +1,4 @@
-"""What a statement of the paper is, how runs are checked against it, and the table of verdicts.
+"""Statements of the paper, how runs are checked against them, and the table of verdicts.
 
 A check reads a run's results and nothing else. Its bound is taken from the wording of the paper. Two second
 readings of a statement and the check of Table 4 were added after the first verdicts were seen. An accuracy holds within
@@ -46,7 +46,7 @@ class Findings:
 
     def query(self, table: int) -> Any:
         """The passages for the query of one of the paper's tables."""
-        query = next((each for each in self.results.tables if each.number == table), None)
+        query = next((query for query in self.results.tables if query.number == table), None)
         if query is None:
             raise NotThereError(f"no query of Table {table}")
         return query

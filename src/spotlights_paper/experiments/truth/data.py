@@ -144,11 +144,11 @@ def _letters(train: int, test: int) -> Data:
     starts = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: train + test]
     rows = torch.stack([tokens[place * length : (place + 1) * length] for place in starts.tolist()]).long()
     texts = tuple("".join(text.vocabulary.decode(row)) for row in rows)
-    made = [
+    halves = [
         ExampleRows(rows[part, :-1], rows[part, 1:], starts[part], texts[part])
         for part in (slice(train), slice(train, train + test))
     ]
-    return Data(made[0], made[1], kind="tokens")
+    return Data(halves[0], halves[1], kind="tokens")
 
 
 SOURCES: dict[str, Callable[[int, int], Data]] = {
