@@ -65,6 +65,8 @@ class ModuleCall:
     outputs: int
     """How many tensors the module returned."""
     maps: list[MapInCall]
+    number: int
+    """Calls are numbered in the order of the forward passes."""
 
 
 @dataclass
@@ -110,14 +112,13 @@ class ModuleHooks:
             maps = []
             for name in names:
                 layer, _, transposed = self.maps[name]
-                layer.called = passes.next_call()
                 rows = batch.rows(leads[name], layer.name, shared=call.shared, axes=axes)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if places is not None:
                     rows = {column: values[places] for column, values in rows.items()}
                 maps.append(MapInCall(name, layer, transposed, rows))
-            passes.watch(ModuleCall(call, len(outputs), maps), outputs)
+            passes.watch(ModuleCall(call, len(outputs), maps, passes.next_call()), outputs)
 
         adapter = self.adapter
         if isinstance(adapter, WatchingAdapter):
@@ -296,6 +297,10 @@ class BackwardPass:
     def end(self) -> None:
         self.copy(ended=True)
         trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
+        for module_call in self._reached:
+            for of_map in module_call.maps:
+                if of_map.layer in trained:
+                    of_map.layer.called = max(of_map.layer.called, module_call.number)
         if not torch_internals.graph_is_kept():
             for module_call in self._reached:
                 if not trained.isdisjoint([of_map.layer for of_map in module_call.maps]):

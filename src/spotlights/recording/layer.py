@@ -111,7 +111,7 @@ class RecordedLayer:
         self.by_gradient = False
         """Whether the parameter was used in a way that nobody understands: the step's gradient is recorded as it is."""
         self.called = 0
-        """The number of the layer's last call, counted over all layers."""
+        """The number of the last call that trained the layer, counted over all layers."""
         self._pending: list[Rows] = []
         self._not_reduced: list[Rows] = []
         """Under `fully_shard`: slots whose gradients are not yet added up over the processes."""
