@@ -153,7 +153,8 @@ class Memory:
         """The slots. Those of a recipe are computed when they are first asked for."""
         if self._recomputation is None:
             return self._known
-        return _whole(self._recomputation.reader(), self._known.engine)
+        engine = self._known.engine
+        return _whole(self._recomputation.reader(each=engine.each), engine)
 
     # -- what is in it -------------------------------------------------------------------------
 
@@ -358,7 +359,10 @@ class Memory:
             keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
                 until this process ends.
         """
-        return Memory(replace(self.view, engine=_engine(engine, keep=keep)))
+        made = _engine(engine, keep=keep)
+        if self._recomputation is not None and "view" not in self.__dict__:
+            return Memory(replace(self._known, engine=made), self._recomputation)
+        return Memory(replace(self.view, engine=made))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.
@@ -396,7 +400,8 @@ class Memory:
         if path is None:
             if steps is not None:
                 raise SettingError("Give a path for the memory of some steps: materialise(path, steps=range(…)).")
-            self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress), self._known.engine))
+            engine = self._known.engine
+            self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress, engine.each), engine))
             return self
         chosen = range(self.steps) if steps is None else steps
         if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):

@@ -93,6 +93,9 @@ def rank_store(store: Store, rank: int) -> Store:
 class MemoryReader:
     """A memory's files."""
 
+    local = False
+    """Whether other machines cannot open the slots by the memory's address."""
+
     def __init__(self, store: Store, ranks: Sequence[Manifest] | None = None) -> None:
         """`ranks`: the manifests of another reader, to see the memory as that one does; by default they are read, and
         compared with the sizes of the files."""
@@ -216,9 +219,6 @@ class MemoryReader:
                 f"{self.address} is a recipe: it keeps no slots. To compute them again, open it with the network and "
                 "its loss: sl.open(path, model=model, recompute=loss), where loss(model, ids) is the loss of a batch."
             )
-
-    def need_files(self) -> None:
-        """Refuses what other machines do, where they cannot open the slots by this memory's address."""
 
     @cached_property
     def initial(self) -> Mapping[str, Tensor]:

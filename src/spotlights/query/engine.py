@@ -47,6 +47,14 @@ class Engine(ABC):
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         """The filled reducers of each plan. The plans themselves stay as they are."""
 
+    def each(self, task: Callable[[T], object], items: Iterable[T]) -> Iterator[object]:
+        """A task for each item, of which none needs another one's result; yields whenever one has come to its end.
+
+        Tasks train networks: torch's random numbers and thread count are those of the process, and each operation is
+        spread over the cores already. So one process runs them one after the other.
+        """
+        return map(task, items)
+
     @property
     def of_the_whole(self) -> Engine:
         """An engine for what a question must know of the whole memory, whoever answers the question itself."""
