@@ -107,8 +107,11 @@ class RecordedLayer:
         """Parameters that the memory stores in their own shape."""
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
         self._entries = {name: _ProbedEntries(self, name) for name in self.trained}
+        self._keeps_errors = settings.keeps_errors
+        self.by_gradient = False
+        """Whether the parameter was used in a way that nobody understands: the step's gradient is recorded as it is."""
         self.called = 0
-        """The number of the layer's last call, counted over all layers."""
+        """The number of the last call that trained the layer, counted over all layers."""
         self._pending: list[Rows] = []
         self._not_reduced: list[Rows] = []
         """Under `fully_shard`: slots whose gradients are not yet added up over the processes."""
@@ -274,8 +277,11 @@ class RecordedLayer:
         given = {name: gradient for name, gradient in gradients if gradient is not None}
         if not given:
             return [], None
+        unknown, self.by_gradient = self.by_gradient, False
         if self._users[0].adapter.last_resort:
             pending = self._gradient_slot(next(iter(given.values())), loss_scale)
+        elif self._users[0].adapter.products and self._keeps_errors and (unknown or not pending):
+            pending = self._gradient_rows(given["weight"], loss_scale)
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
         blocks = self._probe.cut(kept, loss_scale, _some_tokens(pending))
         return ([] if blocks is None else pending), blocks
@@ -296,6 +302,18 @@ class RecordedLayer:
             error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
         error = error if loss_scale == 1.0 else error / loss_scale
         return [self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)]
+
+    def _gradient_rows(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
+        """A gradient of a product that was not understood: a slot for each input feature, which belongs to no example.
+
+        Its key is one-hot, its error is that column of the gradient.
+        """
+        matrix = self.as_kept("weight", gradient.detach())
+        if not matrix.any():
+            return []
+        errors = matrix.T if loss_scale == 1.0 else matrix.T / loss_scale
+        keys = torch.eye(len(errors), dtype=errors.dtype, device=errors.device)
+        return [self.encode(keys, errors, {}, may_repeat=False, transposed=False)]
 
     # -- the parameters ----------------------------------------------------------------------
 

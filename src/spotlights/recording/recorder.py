@@ -414,7 +414,15 @@ class Recorder:
                 self._writer.replace_initial(self._start.initial())
 
     def _report_without_slots(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self.step < self._first_step:
+        if self.step < self._first_step:
+            return
+        if self._was_paused:  # on purpose
+            logging.getLogger("spotlights").info(
+                'At step %d layer "%s" has a gradient of passes inside recorder.paused(), and no slots. '
+                "The step log marks such steps, and verify reports them.",
+                self.step,
+                layer.name,
+            )
             return
         in_training = any(module.training for module in self._model.modules())
         if self._may_be_compiled and in_training and not self._guard.called:
