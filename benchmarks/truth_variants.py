@@ -26,7 +26,8 @@ from spotlights.query.attention import Attention
 from spotlights.query.coefficients import unroll, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions
-from spotlights.query.influence import DAMPING, Influence, key_moments, whitened
+from spotlights.query.influence import DAMPING, Influence
+from spotlights.query.whitening import key_moments, whitened
 from spotlights_paper.experiments.images import Prepared
 from spotlights_paper.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
 from spotlights_paper.experiments.truth.retraining import halves, retrained

@@ -7,13 +7,18 @@ seeds. `make fuzz` lets hypothesis explore. Data sets are in `$SPOTLIGHTS_DATA`,
 import functools
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
 
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
@@ -60,3 +65,20 @@ def load_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "load", functools.cache(load))
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[BrowserContext]":
+    """Chromium, for the tests of one file: Playwright allows one of itself in a process, and holds its event loop."""
+    from playwright.sync_api import sync_playwright
+
+    paths = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    path = next((path for path in paths if path), None)
+    if path is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context()
+        context.set_default_timeout(120_000)  # a busy machine is no failure
+        yield context
+        browser.close()

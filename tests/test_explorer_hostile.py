@@ -19,9 +19,6 @@ from torch.nn import functional as F
 import spotlights as sl
 from spotlights.explorer import Served
 from spotlights.explorer.saved import saved_page
-from test_explorer_page import CHROMIUM, browser  # noqa: F401 (a fixture)
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 MARKUP = '"></option></b><img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 NAMES = [MARKUP, "__proto__", "constructor", '=HYPERLINK("//evil.example")', "</script><script>window.pwned=1</script>"]
@@ -85,7 +82,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory, evil: tuple[str, list[str]
 
 
 @pytest.fixture
-def page(browser: BrowserContext) -> Iterator[Page]:  # noqa: F811
+def page(browser: BrowserContext) -> Iterator[Page]:
     page = browser.new_page()
     yield page
     page.close()

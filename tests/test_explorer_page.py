@@ -4,50 +4,37 @@ import http.server
 import importlib.util
 import json
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page
 
 import spotlights as sl
 import training
 from demos import small_demo
 from explorers import coloured, digits, first, get, reader_run, speller
 from spotlights.explorer import Served
-from spotlights.explorer.explorer import Preparing
+from spotlights.explorer.explorer import Explorer, Preparing
 from spotlights.explorer.saved import saved_page
 from spotlights.explorer.views import png
 from spotlights.selections import parse_selections
 from spotlights_paper.subjects import subject_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[BrowserContext]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        context = browser.new_context()
-        context.set_default_timeout(120_000)  # a busy machine is no failure
-        yield context
-        browser.close()
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def of_digits() -> Iterator[Served]:
     with Served(digits().subject, port=0) as served:
         yield served
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tab(browser: BrowserContext, of_digits: Served) -> Iterator[tuple[Page, list[str]]]:
     """One tab for most tests: a new one takes longer than what they do."""
     page, wrong = watched(browser, of_digits)
@@ -702,3 +689,35 @@ def test_named_classes_and_colour_images_fit_every_screen_in_the_dark(browser: B
             )
             assert small == []
         dark.close()
+
+
+def test_the_widget_s_page_works_without_a_server(browser: BrowserContext):
+    """A page of a notebook's kind: it loads the widget's module, and hands messages on to the kernel's side."""
+    pytest.importorskip("anywidget", reason="anywidget is not installed")
+    from spotlights.explorer.widget import replied
+
+    subject = digits().subject
+    widget = subject.widget(first(), height=700)
+    explorer = Explorer(subject)
+    module = (files("spotlights.explorer") / "static" / "widget.js").read_text()
+    host = """async ([module, page]) => {
+        const { default: widget } = await import(`data:text/javascript,${encodeURIComponent(module)}`);
+        const heard = [];
+        const tell = async (asked) => JSON.parse(await kernel(JSON.stringify(asked)));
+        const send = async (asked) => { const answer = await tell(asked); heard.forEach((hear) => hear(answer)); };
+        const get = (name) => ({ page, height: 700 })[name];
+        widget.render({ model: { get, send, on: (_, hear) => heard.push(hear), off() {} }, el: document.body });
+    }"""
+    wrong: list[str] = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.expose_function("kernel", lambda asked: json.dumps(replied(explorer, json.loads(asked)), default=str))
+    page.evaluate(host, [module, widget.page])
+    frame = page.frame_locator("iframe")
+    frame.locator("#mosaic .tile").first.wait_for()
+    frame.locator("#waterfall [data-key='label=4']").click()
+    frame.locator("#group-title >> text=label 4").wait_for()
+    frame.locator("#inputs .thumb").nth(1).click()
+    frame.locator(f"#which >> text=test input {subject.inputs.ids[1]}").wait_for()
+    page.close()
+    assert wrong == []

@@ -1,8 +1,5 @@
 """Notebooks: answers as tables with pictures, and the explorer as a widget that needs no port."""
 
-import json
-import shutil
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +8,7 @@ import torch
 
 import spotlights as sl
 from explorers import coloured, digits, exact_run, first
-from spotlights.explorer.explorer import Explorer
 from spotlights.results import Printable, build
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def answers() -> dict[str, Any]:
@@ -73,44 +67,6 @@ def test_the_kernel_answers_the_widget_s_page_with_pictures():
     assert widget.replied(explorer, {"path": f"examples/{example}"})["answer"]["example"] == example
     for path in ("nothing", "query", "examples/x", "refresh/../run"):
         assert widget.replied(explorer, {"id": 1, "path": path})["status"] == 400
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-def test_the_widget_s_page_works_without_a_server():
-    """A page of a notebook's kind: it loads the widget's module, and hands messages on to the kernel's side."""
-    pytest.importorskip("anywidget", reason="anywidget is not installed")
-    from playwright.sync_api import sync_playwright
-
-    from spotlights.explorer.widget import replied
-
-    subject = digits().subject
-    widget = subject.widget(first(), height=700)
-    explorer = Explorer(subject)
-    module = (files("spotlights.explorer") / "static" / "widget.js").read_text()
-    host = """async ([module, page]) => {
-        const { default: widget } = await import(`data:text/javascript,${encodeURIComponent(module)}`);
-        const heard = [];
-        const tell = async (asked) => JSON.parse(await kernel(JSON.stringify(asked)));
-        const send = async (asked) => { const answer = await tell(asked); heard.forEach((hear) => hear(answer)); };
-        const get = (name) => ({ page, height: 700 })[name];
-        widget.render({ model: { get, send, on: (_, hear) => heard.push(hear), off() {} }, el: document.body });
-    }"""
-    wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_default_timeout(120_000)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.expose_function("kernel", lambda asked: json.dumps(replied(explorer, json.loads(asked)), default=str))
-        page.evaluate(host, [module, widget.page])
-        frame = page.frame_locator("iframe")
-        frame.locator("#mosaic .tile").first.wait_for()
-        frame.locator("#waterfall [data-key='label=4']").click()
-        frame.locator("#group-title >> text=label 4").wait_for()
-        frame.locator("#inputs .thumb").nth(1).click()
-        frame.locator(f"#which >> text=test input {subject.inputs.ids[1]}").wait_for()
-        browser.close()
-    assert wrong == []
 
 
 def test_a_notebook_runs_with_tables_and_the_widget():

@@ -34,12 +34,12 @@ from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
 from spotlights.query.forward import ForwardPass, Target, answer
 from spotlights.query.history import AskedNetwork
-from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
+from spotlights.query.whitening import has_moments, key_moments
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source

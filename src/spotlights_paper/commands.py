@@ -101,7 +101,7 @@ def reproduce(
     page = write_report(folders, out / "report")
     judged = statements.judge(folders)
     if as_json:
-        print_json({"page": str(page), "statements": [each.as_dict() for each in judged]})
+        print_json({"page": str(page), "statements": [statement.as_dict() for statement in judged]})
     else:
         print_result(statements.table(judged))
         typer.echo(page)

@@ -94,7 +94,7 @@ def other_kernels(*, steps: int = 400, batch: int = 32, images: int = 1000) -> A
         tenth = steps // 10
         times = [sum(part) / tenth for part in (took[tenth : 2 * tenth], took[-tenth:])]
         held = weight.numel() if layer is None else layer.keys.numel() + layer.values.numel()
-        rows.append([name, f"{right:.1%}", *(f"{each:.2f} ms" for each in times), f"{held:,}"])
+        rows.append([name, f"{right:.1%}", *(f"{milliseconds:.2f} ms" for milliseconds in times), f"{held:,}"])
     note = f"{steps} steps of {batch} images; accuracy on {images:,} test images."
     head = ["layer", "accuracy", "a step, early", "a step at the end", "numbers held"]
     return build("Remark 3.2: training with another kernel", head, rows, note)

@@ -87,7 +87,7 @@ def _of_images(
 
     def owner(example: int) -> Images:
         """The training images that have this example; the first ones say that there is none."""
-        return next((each.train for each in data.values() if (each.train.ids == example).any()), first.train)
+        return next((own.train for own in data.values() if (own.train.ids == example).any()), first.train)
 
     return sl.Subject(
         folder / memory,

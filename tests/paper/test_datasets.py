@@ -120,14 +120,6 @@ def test_ids_of_different_data_sets_never_meet():
     assert all(later - earlier >= 70_000 for earlier, later in pairwise(starts))
 
 
-def test_positions_lead_back_from_ids(data: Path):
-    fill(data)
-    test = datasets.load("tiny").test
-    assert test.positions(torch.tensor([508, 506])).tolist() == [2, 0]
-    with pytest.raises(UnknownNameError, match=r"No example 505 in this split. It has: 506 to 508"):
-        test.positions(torch.tensor([506, 505]))
-
-
 def test_files_that_are_not_gzipped_are_read_as_well(data: Path):
     for name, content in CONTENTS.items():
         (data / name).write_bytes(content)

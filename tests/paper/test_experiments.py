@@ -51,8 +51,7 @@ def test_inputs_are_normalised_by_the_training_images() -> None:
     assert len(prepared.test) == 100
     assert abs(float(prepared.train.inputs.mean())) < 1e-5
     assert abs(float(prepared.train.inputs.std()) - 1) < 1e-5
-    original = load("mnist").train
-    at = original.positions(prepared.train.ids)
+    original, at = load("mnist").train, prepared.train.ids  # which are positions in MNIST
     assert torch.equal(original.images[at], prepared.train.pixels)
     assert torch.equal(original.labels[at], prepared.train.labels)
 

@@ -345,12 +345,13 @@ class Spotlights(dict[str, Attention]):
                 output that gives one number for each input.
             rule: "whitened" (contributions with whitened keys, layer by layer), "joint" (Gauss-Newton over all layers
                 at once, in the space of examples) or "both" (their sum, the second scaled to the spread of the first
-                over the training examples). None: "both" for classes, "joint" for a squared loss; "whitened" where
-                a joint estimate is not possible or would take more than some minutes.
-            loss: "classes" (a cross-entropy) or "squared"; None to tell by the recorded errors. What is not a
-                cross-entropy over several outputs counts as squared.
+                over the training examples). None: "both" for classes, "joint" for a squared loss and for texts;
+                "whitened" where a joint estimate is not possible or would take more than some minutes.
+            loss: "classes" (a cross-entropy), "squared" or "tokens" (a cross-entropy at each of many positions, as of
+                a language model: the inverse is then that of K-FAC, in the space of weights); None to tell by the
+                recorded errors. What is not a cross-entropy over several outputs counts as squared.
             layers: names or patterns (`"transformer.h.*"`) of the layers to go through; all by default.
-            damping: λ; None for the measured defaults, 0.3 for "whitened" and 1 for "joint".
+            damping: λ; None for the measured defaults, 0.3 for "whitened", 1 for "joint", 0.02 for texts.
             balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
                 gradients ("joint"), so that no layer counts by its scale alone. False adds the shares up as they are.
         """
@@ -371,7 +372,8 @@ class Spotlights(dict[str, Attention]):
                 if rule is not None:
                     raise
                 too_large = isinstance(error, TooLargeError)
-        if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
+        if joint is not None and (rule == "joint" or (rule is None and joint.loss != "classes")):
+            left_out += [name for name in estimated if name not in joint.layers]
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
         parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]
         whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
@@ -420,7 +422,8 @@ class Spotlights(dict[str, Attention]):
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in attentions if each.layer in names}
+        used = [each for each in attentions if each.layer in joint.layers]
+        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in used}
         inputs = next(iter(of_layers.values())).inputs
         return joint.influence(view, of_layers, inputs=inputs, damping=damping)
 

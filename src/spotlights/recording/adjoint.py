@@ -159,7 +159,7 @@ class _Sweep:
                 factors = _factors(gradients, [step.gradients[n] for n in names], alone=len(batches) == 1)
             used = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
             outward = [of_gradient[names[i]] * factors[i] for i in used]
-            found = torch.autograd.grad(
+            to_shares, *to_weights = torch.autograd.grad(
                 [gradients[i] for i in used],
                 [shares, *asked],
                 outward,
@@ -167,10 +167,10 @@ class _Sweep:
                 allow_unused=True,
                 materialize_grads=True,
             )
-            for name, more in zip(names, found[1:], strict=True):
+            for name, more in zip(names, to_weights, strict=True):
                 self.weights[name] = self.weights[name] + more
             for place, example in enumerate(np.asarray(ids).tolist()):
-                own = found[0][:, place].double() / len(losses)
+                own = to_shares[:, place].double() / len(losses)
                 values[example] = values[example] + own if example in values else own
 
     def _through_update(self, name: str, optimizer: str, step: _Step) -> Tensor:
@@ -181,12 +181,12 @@ class _Sweep:
         first = _PASSED_ON[optimizer][0] not in step.state[name]
         update = _sgd if optimizer == "SGD" else _adam
         count = float(step.state[name]["step"]) + 1 if "step" in step.state[name] else 1.0
-        made = update(*leaves, options=step.options[name], count=count, first=first, decoupled=optimizer == "AdamW")
+        after = update(*leaves, options=step.options[name], count=count, first=first, decoupled=optimizer == "AdamW")
         outward = [self.weights[name]]
         for key in _PASSED_ON[optimizer]:
             outward.append(self.state[name].get(key, torch.zeros_like(self.weights[name])))
-        pairs = [(m, o) for m, o in zip(made, outward, strict=True) if m.requires_grad]
-        found = torch.autograd.grad(
+        pairs = [(m, o) for m, o in zip(after, outward, strict=True) if m.requires_grad]
+        to_weight, to_gradient, *to_state = torch.autograd.grad(
             [m for m, _ in pairs],
             leaves,
             [o for _, o in pairs],
@@ -194,9 +194,9 @@ class _Sweep:
             allow_unused=True,
             materialize_grads=True,
         )
-        self.weights[name] = found[0]
-        self.state[name] = dict(zip(_PASSED_ON[optimizer], found[2:], strict=True))
-        return found[1]
+        self.weights[name] = to_weight
+        self.state[name] = dict(zip(_PASSED_ON[optimizer], to_state, strict=True))
+        return to_gradient
 
 
 def _factors(own: Sequence[Tensor], seen: Sequence[Tensor], *, alone: bool) -> list[float]:

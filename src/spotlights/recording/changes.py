@@ -30,7 +30,7 @@ class Changes:
         self._model = model
         self._optimizers = optimizers
         self._layers = layers
-        self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.each}
+        self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.all}
         self._loaded: set[int] = set()
         self._logged: set[int] = set()
         self._gone: set[str] = set()
@@ -57,7 +57,7 @@ class Changes:
                 self._known |= dict.fromkeys(layers, ELSEWHERE)
                 tell(type(optimizer).__name__, layers)
 
-        loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.each]
+        loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.all]
         return [*loaded, register_optimizer_step_post_hook(Untraced(guard(stepped)))]
 
     def known_reason(self, layer: str) -> int:

@@ -166,7 +166,7 @@ class Coverage:
         layer_of = {id(p): name for name, layer in layers.items() for p in layer.parameters.values()}
         limit = gradient_limit(layer.entry() for layer in layers.values())
         owners = {id(p): module for module in model.modules() for p in own_parameters(module).values()}
-        found: dict[str, ParameterEntry] = {}
+        entries: dict[str, ParameterEntry] = {}
         for name, parameter in model.named_parameters():
             layer, reason = layer_of.get(id(parameter), ""), ""
             if not parameter.requires_grad:
@@ -175,12 +175,12 @@ class Coverage:
                 layer, reason = "", ANOTHER_OPTIMIZER
             elif not layer:
                 reason = "not recorded because " + _why(owners[id(parameter)], parameter, settings, limit)
-            found[name] = ParameterEntry(parameter.numel(), layer, reason)
+            entries[name] = ParameterEntry(parameter.numel(), layer, reason)
         inside = {id(p) for p in model.parameters()}
         for number, parameter in enumerate(p for key, p in trained.items() if key not in inside):
             reason = "not recorded because it is outside the model"
-            found[f"a parameter outside the model ({number})"] = ParameterEntry(parameter.numel(), "", reason)
-        return cls(found)
+            entries[f"a parameter outside the model ({number})"] = ParameterEntry(parameter.numel(), "", reason)
+        return cls(entries)
 
     @property
     def covered(self) -> int:

@@ -462,11 +462,11 @@ class Probe:
         numbers = values.new_zeros(features[0].stop, of_unit.stop - of_unit.start)
         if not bool(values.any()):
             return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), None)
-        chosen = turn % len(tokens)
-        if not bool(values[chosen, of_unit].any()):
-            chosen, unit = divmod(int(values.abs().argmax()), values.shape[1])
+        place = turn % len(tokens)
+        if not bool(values[place, of_unit].any()):
+            place, unit = divmod(int(values.abs().argmax()), values.shape[1])
             of_unit = _around(self._units, unit)
-        block = _around(features, int(tokens[chosen]))
+        block = _around(features, int(tokens[place]))
         inside = (tokens >= block.start) & (tokens < block.stop)
         numbers[tokens[inside] - block.start] = values[inside][:, of_unit]
         return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), (of_unit, block))
@@ -518,13 +518,13 @@ class ShardProbe:
 
 def _some_tokens(pending: Sequence[Rows]) -> list[tuple[int, int]]:
     """A few tokens that slots have used, each with its axis of the weight: 1 for keys, 0 for errors."""
-    found = []
+    tokens = []
     for rows in pending[:2]:
         for axis, numbers in ((1, rows.keys), (0, rows.errors)):
             if isinstance(numbers, SparseRows) and len(numbers):
                 spread = numbers.places[:: max(1, len(numbers) // 4)][:4]
-                found += [(axis, int(token)) for token in spread.max(dim=1).values if token >= 0]
-    return found
+                tokens += [(axis, int(token)) for token in spread.max(dim=1).values if token >= 0]
+    return tokens
 
 
 def _around(blocks: Sequence[slice], number: int) -> slice:

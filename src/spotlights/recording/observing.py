@@ -20,7 +20,6 @@ from spotlights.errors import RecordingStoppedWarning, SettingError, Unsupported
 from spotlights.layers.adapter import unwrapped
 from spotlights.memory.files import read_manifest
 from spotlights.memory.store import Store
-from spotlights.memory.writer import SEGMENT_BYTES
 from spotlights.recording.recorder import Recorder
 from spotlights.recording.rerun import Loss
 from spotlights.recording.settings import RecordingSettings
@@ -59,14 +58,7 @@ def observe_network(
     settings = RecordingSettings(
         layers=layers,
         dtype=dtype,
-        errors=True,
-        fold=None,
-        fold_from=0,
-        sample=1.0,
-        sample_steps=1.0,
-        resume=False,
         overwrite=overwrite,
-        segment_bytes=SEGMENT_BYTES,
         observed=len(checkpoints) + 1,
     )
     with torch.inference_mode(False), torch.enable_grad():

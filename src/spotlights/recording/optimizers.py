@@ -27,14 +27,14 @@ class Optimizers:
 
     def __init__(self, given: Given) -> None:
         several = isinstance(given, list | tuple)
-        self.each = [_unwrapped(item) for item in (given if several else [given])]
-        if not self.each:
+        self.all = [_unwrapped(item) for item in (given if several else [given])]
+        if not self.all:
             raise SettingError("sl.record was given an empty list of optimizers. Give the optimizer of the model.")
-        self.rules: list[UpdateRule] = [rule_for(optimizer) or ReplayedRule(optimizer) for optimizer in self.each]
-        self.nested = {id(optimizer) for optimizer in self.each if step_may_nest(type(optimizer))}
+        self.rules: list[UpdateRule] = [rule_for(optimizer) or ReplayedRule(optimizer) for optimizer in self.all]
+        self.nested = {id(optimizer) for optimizer in self.all if step_may_nest(type(optimizer))}
         """Optimizers whose step may call the step of a class that they are derived from."""
         held: dict[int, int] = {}
-        for number, optimizer in enumerate(self.each):
+        for number, optimizer in enumerate(self.all):
             for parameter in _parameters([optimizer]):
                 if held.setdefault(id(parameter), number) != number:
                     raise SettingError(
@@ -43,15 +43,15 @@ class Optimizers:
 
     @property
     def name(self) -> str:
-        return " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.each))
+        return " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.all))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.each for group in optimizer.param_groups]
+        return [group for optimizer in self.all for group in optimizer.param_groups]
 
     def groups(self) -> dict[int, tuple[int, dict[str, Any]]]:
         """By the `id` of each parameter: the number of its optimizer, and its group there."""
-        numbered = enumerate(self.each)
+        numbered = enumerate(self.all)
         return {id(p): (i, g) for i, optimizer in numbered for g in optimizer.param_groups for p in g["params"]}
 
     def rule_of(self, parameter: nn.Parameter) -> UpdateRule:
@@ -60,11 +60,11 @@ class Optimizers:
         return self.rules[number]
 
     def state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
-        return next((optimizer.state[parameter] for optimizer in self.each if parameter in optimizer.state), {})
+        return next((optimizer.state[parameter] for optimizer in self.all if parameter in optimizer.state), {})
 
     def report(self) -> None:
         """Says what will not work, where an optimizer has no exact rule."""
-        for optimizer, rule in zip(self.each, self.rules, strict=True):
+        for optimizer, rule in zip(self.all, self.rules, strict=True):
             if isinstance(rule, ReplayedRule):
                 name = type(optimizer).__name__
                 warnings.warn(
@@ -79,7 +79,7 @@ class Optimizers:
         name, cls = type(optimizer).__name__, type(optimizer)
         if isinstance(optimizer, torch.optim.LBFGS):
             return f"verify will not work either: {name} computes several gradients in one step."
-        if len(self.each) > 1:
+        if len(self.all) > 1:
             return "verify will not work either: it runs one optimizer again, not one of several."
         if cls is getattr(torch.optim, name, None):
             return "verify replays its class on the recorded gradients."

@@ -107,9 +107,9 @@ class RecipeNotes:
             optimizers: one of them.
             every: steps between two checkpoints; None to choose.
         """
-        if len(optimizers.each) > 1:
+        if len(optimizers.all) > 1:
             raise SettingError('keep="recipe" works with one optimizer. Record without it, or train with one.')
-        self._model, self._optimizer = model, optimizers.each[0]
+        self._model, self._optimizer = model, optimizers.all[0]
         if isinstance(self._optimizer, torch.optim.LBFGS):
             raise SettingError('keep="recipe": LBFGS computes several gradients in one step, which a recipe cannot.')
         self._parameters = trained_parameters(model, self._optimizer)

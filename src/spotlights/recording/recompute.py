@@ -25,7 +25,6 @@ from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
 from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
 from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
-from spotlights.memory.writer import SEGMENT_BYTES
 from spotlights.recording.adjoint import ExampleDerivatives, sweep_back
 from spotlights.recording.recorder import Recorder
 from spotlights.recording.rerun import Rerun, Source, relative_difference
@@ -45,13 +44,7 @@ def record(
         layers=entry.layers or None,
         dtype=entry.dtype or None,
         errors=source.reader.manifest.errors,
-        fold=None,
-        fold_from=0,
-        sample=1.0,
-        sample_steps=1.0,
-        resume=False,
         overwrite=overwrite,
-        segment_bytes=SEGMENT_BYTES,
     )
     run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
     with as_recorded(run.threads), warnings.catch_warnings():

@@ -200,7 +200,7 @@ class Recorder:
         if compiled_graphs():  # of this model, or of anything else: only a compiled model does not call its hooks
             self._may_be_compiled = True
             self._handles.append(guard.watch_calls(self._model))
-        for optimizer in self._optimizers.each:
+        for optimizer in self._optimizers.all:
             self._optimizer_handles += [
                 optimizer.register_step_pre_hook(Untraced(guard(self._on_step))),
                 optimizer.register_step_post_hook(Untraced(guard(self._after_step))),
@@ -340,7 +340,7 @@ class Recorder:
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         scale = getattr(optimizer, "grad_scale", None)  # fused optimizers unscale gradients themselves
         loss_scale = 1.0 if scale is None else float(scale)
-        rule = self._optimizers.rules[self._optimizers.each.index(optimizer)]
+        rule = self._optimizers.rules[self._optimizers.all.index(optimizer)]
         self._passes.clear()
         without_slots: list[RecordedLayer] = []
         with torch.no_grad():
@@ -450,13 +450,13 @@ class Recorder:
                 "column of shape (B, L); or, for micro-batches, call recorder.batch before the forward pass of each.",
             )
         ambiguous, self._matching.ambiguous = self._matching.ambiguous, {}
-        for name, found in list(ambiguous.items())[:1]:
-            shapes = f'Layer "{name}" has rows of shape {found.rows}, and the column "{found.column}" was given with'
+        for name, misfit in list(ambiguous.items())[:1]:
+            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, and the column "{misfit.column}" was given with'
             self._warn(
                 "ambiguous",
-                f"{shapes} shape {found.given}: examples may be counted along the first axis or along the second one"
+                f"{shapes} shape {misfit.given}: examples may be counted along the first axis or along the second one"
                 f"{_others(ambiguous)}. The first one was taken. To say which, give one value for each row: "
-                f'recorder.batch({found.column}=values[:, None].expand{found.rows[:2]}, layer="{name}"), or '
+                f'recorder.batch({misfit.column}=values[:, None].expand{misfit.rows[:2]}, layer="{name}"), or '
                 "values[None] where examples are counted along the second axis.",
             )
 
@@ -521,7 +521,7 @@ class Recorder:
         if not self._staged:
             return
         self._stepped.add(id(optimizer))
-        if len(self._stepped) == len(self._optimizers.each):
+        if len(self._stepped) == len(self._optimizers.all):
             self._close_step()
             self._batch = self._no_columns()
 
@@ -546,7 +546,7 @@ class Recorder:
                 step = staged.get(name)
                 if step is None:  # no optimizer that stepped trains the layer
                     step = LayerStep([], {}, self._reasons(layer))
-                    if len(self._optimizers.each) == 1 or not self._changes.holds(layer):
+                    if len(self._optimizers.all) == 1 or not self._changes.holds(layer):
                         layer.forget()
                 for parameter, rule in self._checkpoints.rules[name].items():
                     if parameter not in step.rule:

@@ -67,10 +67,10 @@ class Source:
     @cached_property
     def checkpoints(self) -> list[int]:
         """The steps before which there is one."""
-        found = [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
-        if self.reader.segments and found[:1] != [0]:
+        steps = [segment.entry.first_step for segment in self.reader.segments if HEADER in segment.layout]
+        if self.reader.segments and steps[:1] != [0]:
             raise MemoryFormatError(f"{self.reader.address} is damaged: it has no checkpoint before its first step.")
-        return found
+        return steps
 
     @property
     def names(self) -> Sequence[str] | None:
@@ -311,15 +311,15 @@ class Rerun:
                 parameter.grad = torch.zeros_like(parameter)
             elif own is not None and missing and not own.is_sparse and own.isfinite().all():
                 parameter.grad = None  # taken away before the step
-        found = gradient_entries(self._parameters)
+        entries = gradient_entries(self._parameters)
         known = [
             None if own is None or np.isnan(seen).any() or not own.any() else _factor(own, seen.astype(own.dtype))
-            for own, seen in zip(found, kept, strict=True)
+            for own, seen in zip(entries, kept, strict=True)
         ]
         others = {factor for factor in known if factor is not None}
         common = others.pop() if len(others) == 1 else 1.0
         if self._checked < 0:
-            self._check(step, found, kept, known)
+            self._check(step, entries, kept, known)
         for parameter, own_factor in zip(self._parameters.values(), known, strict=True):
             factor = common if own_factor is None else own_factor
             if factor != 1.0 and parameter.grad is not None:
@@ -327,12 +327,12 @@ class Rerun:
         return known
 
     def _check(
-        self, step: int, found: Sequence[Any], kept: Sequence[np.ndarray], known: Sequence[float | None]
+        self, step: int, entries: Sequence[Any], kept: Sequence[np.ndarray], known: Sequence[float | None]
     ) -> None:
         """Refuses a loss that is not that of the run, at the first step."""
         self._checked = step
         worst, where = 0.0, ""
-        for name, own, seen, factor in zip(self._parameters, found, kept, known, strict=True):
+        for name, own, seen, factor in zip(self._parameters, entries, kept, known, strict=True):
             if factor is not None:
                 size = float(np.linalg.norm(seen.astype(np.float64)))
                 difference = float(np.linalg.norm(seen - factor * own.astype(np.float64)))

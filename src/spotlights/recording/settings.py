@@ -11,22 +11,23 @@ from spotlights.errors import SettingError
 from spotlights.memory.format.manifest import FoldEntry, RecipeEntry
 from spotlights.memory.format.sampling import Sample
 from spotlights.memory.format.storage import STORAGES, Storage, storage_named
+from spotlights.memory.writer import SEGMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingSettings:
     """How a run is recorded. The options are described in `record`."""
 
-    layers: str | Sequence[str] | None
-    dtype: str | None
-    errors: bool
-    fold: str | None
-    fold_from: int
-    sample: float
-    sample_steps: float
-    resume: bool
-    overwrite: bool
-    segment_bytes: int
+    layers: str | Sequence[str] | None = None
+    dtype: str | None = None
+    errors: bool = True
+    fold: str | None = None
+    fold_from: int = 0
+    sample: float = 1.0
+    sample_steps: float = 1.0
+    resume: bool = False
+    overwrite: bool = False
+    segment_bytes: int = SEGMENT_BYTES
     keep: str = "slots"
     checkpoint_every: int | str = "auto"
     observed: int = 0

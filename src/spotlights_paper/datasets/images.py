@@ -1,8 +1,7 @@
 """Image data sets as tensors, each example with a permanent id.
 
 The ids of a data set are one range: its training examples in their original order, then its test examples. The ranges
-of different data sets do not overlap. In MNIST the id of a training example is its position; elsewhere
-`split.positions(ids)` gives the positions.
+of different data sets do not overlap. In MNIST the id of a training example is its position.
 """
 
 import math
@@ -32,14 +31,6 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def positions(self, ids: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Where in this split the examples with these ids are."""
-        first, last = int(self.ids[0]), int(self.ids[-1])
-        outside = ids[(ids < first) | (ids > last)]
-        if len(outside):
-            raise UnknownNameError(f"No example {int(outside[0])} in this split. It has: {first} to {last}.")
-        return ids - first
 
 
 @dataclass(frozen=True, eq=False)

@@ -151,7 +151,7 @@ def plot_explanation(
                 axes.set_ylabel("")
             weight = "bold" if layer.exact else "normal"
             contributions.set_xlabel(_sum(explanation, layer, query), color=INK, weight=weight, fontsize=8)
-            draw_images(examples, [_captioned(found, image_of) for found in layer.examples.rows(query)])
+            draw_images(examples, [_captioned(row, image_of) for row in layer.examples.rows(query)])
             if row == 1:
                 scores.set_title(f"scores of the top {layer.top.values.shape[2]} slots of each label")
                 totals.set_title(f"{layer.totals.name} by label")
@@ -199,9 +199,9 @@ def _sum(explanation: Explanation, layer: LayerExplanation, query: int) -> str:
     return text.replace("-", "−")
 
 
-def _captioned(found: dict, image_of: ImageOf) -> Captioned:
-    label, example = found["label"], int(found["example"])
-    below = f"score {shown(found['score'])}\nexample {example}"
+def _captioned(row: dict, image_of: ImageOf) -> Captioned:
+    label, example = row["label"], int(row["example"])
+    below = f"score {shown(row['score'])}\nexample {example}"
     return Captioned(image_of(example), str(label), below, colours([label])[0])
 
 

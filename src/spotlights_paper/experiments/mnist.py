@@ -130,7 +130,7 @@ def batches(settings: PaperSettings, data: Mapping[str, Prepared], seed: int) ->
     images = [prepared.train for prepared in data.values()]
     if settings.switch is None:
         return without_replacement(images, settings, seed)
-    first, second = (without_replacement([each], settings, seed) for each in images)
+    first, second = (without_replacement([task], settings, seed) for task in images)
     return chain(islice(first, settings.switch), second)
 
 

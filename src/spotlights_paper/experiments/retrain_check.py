@@ -137,9 +137,9 @@ def _answer(model: nn.Module, batch: Any) -> Any:
 
 def _some_of_each_source(sources: list[str] | None, count: int) -> list[int]:
     seen: dict[str, int] = {}
-    chosen = []
+    places = []
     for place, source in enumerate(sources or [""] * count):
         seen[source] = seen.get(source, 0) + 1
         if seen[source] <= TESTS:
-            chosen.append(place)
-    return chosen
+            places.append(place)
+    return places

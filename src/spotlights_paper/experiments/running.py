@@ -269,11 +269,11 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
             missing.append(run)
     started, done = time.perf_counter(), 0
     for number, ((experiment, preset), seed) in enumerate(missing, start=1):
-        planned = sum(plan[each] for each, _ in missing)
+        planned = sum(plan[run] for run, _ in missing)
         pace = (time.perf_counter() - started) / 60 / done if done else 1.0
         left = f"about {max(round(pace * (planned - done)), 1)} minutes left"
         progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; {left}")
         kept = keep and seed == 0 and preset in ("paper", "quick")
         run_experiment(experiment, preset=preset, seed=seed, out=folders[(experiment, preset), seed], keep=kept)
         done += plan[experiment, preset]
-    return [folder for planned in plan for (each, _), folder in folders.items() if each == planned]
+    return [folder for planned in plan for (run, _), folder in folders.items() if run == planned]

@@ -178,7 +178,7 @@ def _time(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
             "The top 500 are spread over training without a clear pattern; more recent slots come later in the list.",
             "When the top slots of each class were visited, by rank.",
             [ranks_against_time(results, results.cases[0], steps=run.settings["steps"])],
-            judged=[j for j in judged if any(each in j.statement.text for each in words)],
+            judged=[j for j in judged if any(word in j.statement.text for word in words)],
             command=_command(run),
         )
 

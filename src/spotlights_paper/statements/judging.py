@@ -46,7 +46,7 @@ class Findings:
 
     def query(self, table: int) -> Any:
         """The passages for the query of one of the paper's tables."""
-        query = next((each for each in self.results.tables if each.number == table), None)
+        query = next((query for query in self.results.tables if query.number == table), None)
         if query is None:
             raise NotThereError(f"no query of Table {table}")
         return query

@@ -142,7 +142,7 @@ def _votes_for_the_answer(findings: Findings) -> Verdict:
 )
 def _weighted(findings: Findings) -> Verdict:
     votes = findings.results.other_votes
-    return all(each.weighted < each.totals for each in votes), tuple(each.weighted for each in votes)
+    return all(vote.weighted < vote.totals for vote in votes), tuple(vote.weighted for vote in votes)
 
 
 @statement(

@@ -31,9 +31,9 @@ def _finds(section: str, experiment: str, table_number: int, text: str, words: t
     def _check(findings: Findings) -> Verdict:
         counts = []
         for kernel in ("dot", "cosine"):
-            ours = next(each for each in findings.query(table_number).ours if each.kernel == kernel)
+            ours = next(answer for answer in findings.query(table_number).ours if answer.kernel == kernel)
             shown = [row["text"].split("»")[0].replace("«", "").replace("\n", " ").lower() for row in ours.rows()][:3]
-            counts.append(sum(each.endswith(words) for each in shown))
+            counts.append(sum(passage.endswith(words) for passage in shown))
         return counts[0] == 3, tuple(map(float, counts))
 
 

@@ -180,7 +180,7 @@ _spreads_over_tasks("B.3", "Figure 21", CONTINUAL, "10d", "this “1”")
 )
 def _totals_spread(findings: Findings) -> Verdict:
     tasks = [layer.absolute.sum(axis=1) for layer in findings.case("10d").layers]
-    smaller = [float(each.min() / each.sum()) for each in tasks]
+    smaller = [float(totals.min() / totals.sum()) for totals in tasks]
     return min(smaller[1:]) > smaller[0], tuple(smaller)
 
 

@@ -158,7 +158,7 @@ def find(trained: Trained, wanted: WantedImage) -> FoundImage | None:
     if wanted.also is None:
         return FoundImage(int(places[0])) if len(places) else None
     some = places[:_CANDIDATES]
-    true = torch.tensor([wanted.also(each) for each in glances(trained, test, some)], dtype=torch.bool)
+    true = torch.tensor([wanted.also(glance) for glance in glances(trained, test, some)], dtype=torch.bool)
     if true.any():
         return FoundImage(int(some[true][0]), True, float(true.double().mean()))
     first = places if len(places) else of_label.nonzero()[:, 0]

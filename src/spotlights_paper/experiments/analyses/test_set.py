@@ -164,16 +164,16 @@ def other_votes(trained: Trained, *, images: int) -> list[OtherVotes]:
     right = said == test.labels
     if not right.any():
         return []
-    expected, found = said[right].numpy(), []
+    expected, result = said[right].numpy(), []
     for layer, attention in trained.attend(test.inputs[right]).items():
         plain, weighted = (
-            by_category(trained, each.totals("category", absolute=True)).sum(axis=1).argmax(axis=1)
-            for each in (attention, attention.weighted())
+            by_category(trained, measured.totals("category", absolute=True)).sum(axis=1).argmax(axis=1)
+            for measured in (attention, attention.weighted())
         )
         nearest = np.array(attention.top(1).columns["label"])[:, 0, 0]
         shares = (float((vote == expected).mean()) for vote in (plain, weighted, nearest))
-        found.append(OtherVotes(layer, len(expected), *shares))
-    return found
+        result.append(OtherVotes(layer, len(expected), *shares))
+    return result
 
 
 # -- classes, tasks and steps -----------------------------------------------------------------

@@ -162,11 +162,11 @@ def _wiki_words(train: int, test: int) -> Data:
 def _passages_of(tokens: Tensor, length: int, starts: Tensor, train: int, decode: Callable[[Tensor], str]) -> Data:
     rows = torch.stack([tokens[place * (length + 1) : (place + 1) * (length + 1)] for place in starts.tolist()]).long()
     texts = tuple(map(decode, rows))
-    made = [
+    halves = [
         ExampleRows(rows[part, :-1], rows[part, 1:], starts[part], texts[part])
         for part in (slice(train), slice(train, None))
     ]
-    return Data(made[0], made[1], kind="tokens")
+    return Data(halves[0], halves[1], kind="tokens")
 
 
 SOURCES: dict[str, Callable[[int, int], Data]] = {
