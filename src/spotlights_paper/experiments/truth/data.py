@@ -144,9 +144,7 @@ def _letters(train: int, test: int) -> Data:
     text = load_text("aesop")
     tokens = text.vocabulary.encode(text.train.tokens)
     starts = torch.randperm(len(tokens) // (LETTERS + 1), generator=torch.Generator().manual_seed(0))
-    return _passages_of(
-        tokens, LETTERS, starts[: train + test], train, lambda row: "".join(text.vocabulary.decode(row))
-    )
+    return passages_of(tokens, LETTERS, starts[: train + test], train, lambda row: "".join(text.vocabulary.decode(row)))
 
 
 def _wiki_words(train: int, test: int) -> Data:
@@ -156,10 +154,10 @@ def _wiki_words(train: int, test: int) -> Data:
     numbers = {word: number for number, word in enumerate(known)}
     starts = torch.randperm(train + test, generator=torch.Generator().manual_seed(0))
     encoded = torch.tensor([numbers.get(word, 0) for word in tokens])
-    return _passages_of(encoded, LONG, starts, train, lambda row: " ".join(known[number] for number in row.tolist()))
+    return passages_of(encoded, LONG, starts, train, lambda row: " ".join(known[number] for number in row.tolist()))
 
 
-def _passages_of(tokens: Tensor, length: int, starts: Tensor, train: int, decode: Callable[[Tensor], str]) -> Data:
+def passages_of(tokens: Tensor, length: int, starts: Tensor, train: int, decode: Callable[[Tensor], str]) -> Data:
     rows = torch.stack([tokens[place * (length + 1) : (place + 1) * (length + 1)] for place in starts.tolist()]).long()
     texts = tuple(map(decode, rows))
     halves = [

@@ -138,7 +138,7 @@ def same_label(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     return (data.test.labels[:, None] == data.train.labels[None]).double()
 
 
-def words(data: Data, recorded: Recorded, *, bm25: bool = False) -> Float[Tensor, "test train"]:
+def words(data: Data, recorded: Recorded | None = None, *, bm25: bool = False) -> Float[Tensor, "test train"]:
     """Knows nothing but texts: TF-IDF or BM25 of groups of letters."""
     if not data.train.texts:
         raise UnsupportedError("there is no text.")
