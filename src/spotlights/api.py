@@ -410,7 +410,7 @@ class Memory:
 
         The memory has to be a recipe, opened with `recompute=`, whose loss gives one number for each example; the
         optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some
-        trainings for a few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
+        trainings for a few dozen inputs. Two more trainings, without a random tenth each, tell whether to trust it.
 
         Args:
             inputs: a batch, or a tuple or dict of the model's arguments.
@@ -419,11 +419,11 @@ class Memory:
         """
         if self._recomputation is None:
             raise UnsupportedError(
-                f"Exact replay trains again, and {self.path} has nothing to train with. Record with keep='recipe', and "
-                "open it with sl.open(path, model=model, recompute=loss)."
+                f"Exact replay trains again, and {self.path} has nothing to train with. Train once more with "
+                "keep='recipe', and open that with sl.open(path, model=model, recompute=loss)."
             )
         found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
-        return ReplayedInfluence.of(found.values, found.growth, names)
+        return ReplayedInfluence.of(found.values, found.growth, found.explained, names)
 
     def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
         """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
