@@ -33,7 +33,7 @@ from spotlights.memory.store import Cache
 from spotlights.query.parts import checksum_of_part
 from test_processes import in_all
 from test_processes import run as run_in_processes
-from tortured import KINDS, STEPS, Kind, X, answers, ask
+from tortured import KINDS, STEPS, Kind, X, answers, ask, calibrate, observe
 
 HANG, ROOM = 60, 2 << 30
 """Seconds after which a reader hangs; bytes that a reader may ask for."""
@@ -85,6 +85,15 @@ def wholes(folder: Path) -> dict[str, Whole]:
     in_all(_rank, place)
     model = KINDS["float64"].model()
     made["processes"] = Whole(place, "run.memory", lambda copy: _read(copy, KINDS["float64"], model))
+    place, kind = folder / "calibrated", KINDS["float64"]
+    trained, *_ = kind.train(place / "run.memory", stop=STEPS // 2)
+    calibrate(place / "run.memory", kind, trained)
+    made["calibrated"] = Whole(
+        place, "run.memory", lambda copy, model=trained: _forecast(copy, KINDS["float64"], model)
+    )
+    place = folder / "observed"
+    observe(place / "run.memory", kind, trained)
+    made["observed"] = Whole(place, "run.memory", lambda copy, model=trained: _read(copy, KINDS["float64"], model))
     place = folder / "parts"
     KINDS["float64"].train(place / "run.memory", stop=STEPS // 2, segment_bytes=2500)
     (place / "parts").mkdir()
@@ -107,7 +116,19 @@ def _rank(rank: int, folder: Path) -> None:
 
 
 def _read(folder: Path, kind: Kind, model: nn.Module) -> list[Any]:
-    return answers(kind.open(folder / "run.memory"), kind, model)
+    memory, given = kind.open(folder / "run.memory"), []
+    other = kind.model()
+    rewound = ask(given, lambda: memory.rewind(other, kind.optimizer(other), without="example=5"))
+    if rewound is not None:
+        given[-1] = rewound.as_dict()
+    return [*given, *answers(memory, kind, model)]
+
+
+def _forecast(folder: Path, kind: Kind, model: nn.Module) -> list[Any]:
+    given: list[Any] = []
+    asked = sl.open(folder / "run.memory").attend(model, X[:2])
+    ask(given, lambda: asked.forecast(1, without={"label": 1}).after)
+    return [*given, *_read(folder, kind, model)]
 
 
 def _questions(memory: sl.Memory, given: list[Any]) -> list[Any]:
@@ -231,7 +252,7 @@ def _forge_tensors(content: bytearray, start: int, chance: random.Random) -> str
     tensors = {name: array.copy() for name, array in safetensors.numpy.load(bytes(content)).items()}
     if not tensors:  # of a process that holds no weights of its own
         return "nothing"
-    name = chance.choice(list(tensors))
+    name = chance.choice(sorted(tensors))  # or the same seed would be another damage
     array, way = tensors[name], chance.choice(["numbers"] * 4 + ["missing", "shorter", "type", "renamed", "wider"])
     if name in (f"{RECIPE}header", f"{RECIPE}layouts") and chance.random() < 0.8:
         plain, way = json.loads(array.tobytes()), "data"
@@ -240,7 +261,7 @@ def _forge_tensors(content: bytearray, start: int, chance: random.Random) -> str
     elif way == "missing":
         del tensors[name]
     elif way == "renamed":
-        tensors[chance.choice(["", "/", "a/b", name + "/x", *tensors])] = tensors.pop(name)
+        tensors[chance.choice(["", "/", "a/b", name + "/x", *sorted(tensors)])] = tensors.pop(name)
     elif way == "shorter":
         tensors[name] = array[: len(array) // 2]
     elif way == "wider":
@@ -260,15 +281,22 @@ def _forge_tensors(content: bytearray, start: int, chance: random.Random) -> str
     return f"{way} of {name}"
 
 
+def restated(content: bytes, folder: Path | None = None, file: Path | None = None, **changes: Any) -> bytes:
+    """Signed JSON with other values, or with the size and checksum of a changed file, signed again."""
+    raw = json.loads(content) | changes
+    raw.pop("checksum", None)
+    if folder is not None and file is not None:
+        _restate(raw, folder, file, file.read_bytes())
+    return signed(json.dumps(raw, indent=1).removesuffix("\n}").encode())
+
+
 def _forge_checksums(folder: Path, file: Path) -> None:
     """Gives the manifests the checksum and the size of a changed file, or a part its own checksum."""
     content = file.read_bytes()
     for manifest in folder.rglob("memory.json"):
-        raw = json.loads(manifest.read_bytes())
-        raw.pop("checksum", None)
-        _restate(raw, manifest.parent, file, content)
+        forged = restated(manifest.read_bytes(), manifest.parent, file)
         manifest.unlink()
-        manifest.write_bytes(signed(json.dumps(raw, indent=1).removesuffix("\n}").encode()))
+        manifest.write_bytes(forged)
     try:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])

@@ -2,8 +2,9 @@
 
     python tests/hostile_requests.py --requests 10000 --users 8 --minutes 10
 
-The server is another process on this machine's loopback, with a small network; the program ends by itself. It fails
-when an answer is 5xx, takes longer than a minute or differs from an earlier one, or when the memory grows by 10 %.
+The server is another process on this machine's loopback, with a small network: one of texts for a fifth of the
+requests, then one of images for the rest and for the users, each beside the other one. The program ends by itself. It
+fails when an answer is 5xx, takes more than a minute or differs from an earlier one, or when the memory grows by 10 %.
 """
 
 # ruff: noqa: SIM905 (lists of words)
@@ -29,6 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from spotlights.explorer import api
+from spotlights.explorer.server import COMPARED, OTHER
+
 HANG = 60.0
 """Seconds without an answer."""
 KEPT = 16 << 20
@@ -39,14 +43,16 @@ GROWTH = 1.10
 # -- the server -------------------------------------------------------------------------------
 
 
-def serve() -> None:
-    """Serves a small network until the standard input is closed."""
-    from explorers import digits
+def serve(name: str) -> None:
+    """Serves a small network, beside another one to compare it with, until the standard input is closed."""
+    from explorers import digits, speller
     from spotlights.explorer.explorer import Kept
     from spotlights.explorer.launch import Served
 
-    with Served(digits().subject, port=0) as served:
-        served.explorer.opened.kept = Kept(KEPT)
+    first, second = (digits(), speller()) if name == "digits" else (speller(), digits())
+    with Served(first.subject, other=second.subject, port=0) as served:
+        for explorer in (served.explorer, served.explorer.other):
+            explorer.opened.kept = Kept(KEPT)
         print(json.dumps(asdict(target_of(served))), flush=True)
         sys.stdin.read()
 
@@ -74,8 +80,8 @@ def target_of(served: Any) -> Target:
 
 
 @contextmanager
-def target() -> Iterator[Target]:
-    command = [sys.executable, __file__, "--serve"]
+def target(name: str) -> Iterator[Target]:
+    command = [sys.executable, __file__, "--serve", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -84,7 +90,7 @@ def target() -> Iterator[Target]:
             assert process.poll() is None, "the server has died"
         finally:
             process.stdin.close()
-            process.wait(30)
+            process.wait(600)  # a map by UMAP is finished first
 
 
 @dataclass
@@ -117,27 +123,24 @@ PATHS = (
     "/%00 /%ff%fe /api/inputs/../run /api/examples/1e9 /api/inputs/-1.png /favicon.ico /static/nothing.js /;a=b "
     "http://evil.example/api/run /api/run/ /API/RUN /api%2frun * /.git/config /static/ /static/nothing.js"
 ).split(" ")
-_LOOK = "q at layer measure target top by per where"
-ADDRESSES = {
-    "run": "",
-    "status": "",
-    "inputs": "only label source order seed first count",
-    "query": "q at",
-    "layer": _LOOK,
-    "time": _LOOK,
-    "mask": "q at mask in",
-    "accuracy": "mask in",
-    "audit": "top where",
-    "history": "q at target per during top",
-    "map": "layer per",
-    "lamp": _LOOK,
-    "page": "q at view layer measure target per where mask",
-    "refresh": "",
-    "examples/7": "",
-    "examples/7.png": "",
-    "inputs/7.png": "",
+ADDRESSES = {path.replace("{id}", "7"): names for path, (_, names) in api.ADDRESSES.items()}
+ADDRESSES["/api/page"] = (*api.LOOK, "view", "per", "mask", "projection")
+ADDRESSES |= {f"{OTHER}{path}": ADDRESSES[path] for path in COMPARED}
+"""Whatever the explorer answers at, and the parameters that it takes there."""
+SENSIBLE = {
+    "measure": "contribution influence score absolute",
+    "by": "example slot",
+    "projection": "pca umap",
+    "view": "history map audit compare",
+    "per": "label source step",
+    "during": "0-9 3-4 9-2",
+    "where": "label=1 step=0-5 example=1,2",
+    "mask": "label=1 step=2-4 label=1;step=0-9",
+    "target": "1 3-0 loss",
+    "examples": "0,1,2 3 -1 1,1,1",
+    "top": "1 100 500",
 }
-"""What the explorer answers at, and the parameters that it takes there."""
+"""What the server may understand, so that the rest of a request is looked at."""
 SITES = (
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},
@@ -207,13 +210,18 @@ class Attack:
         """An address, and the address with parameters: mostly of those that it takes, and often about a real input."""
         draw = self._random
         address = draw.choice(list(ADDRESSES))
-        names = ADDRESSES[address].split()
-        given = {draw.choice(names): self.word() for _ in range(draw.randrange(4)) if names}
+        names = ADDRESSES[address]
+        given = {name: self.value(name) for name in draw.sample(names, draw.randrange(min(4, len(names)) + 1))}
         if draw.random() < 0.1:
             given[self.word()] = self.word()
         if "q" in names and draw.random() < 0.7:
             given["q"] = f"test:{draw.choice(self._target.inputs)}"
-        return address, f"/api/{address}?{urlencode(given, quote_via=quote)}"
+        return address, f"{address}?{urlencode(given, quote_via=quote)}"
+
+    def value(self, name: str) -> str:
+        """Of a parameter: sometimes one that makes sense."""
+        sensible = [*SENSIBLE.get(name, "").split(), *(self._target.layers if name == "layer" else [])]
+        return self._random.choice(sensible) if sensible and self._random.random() < 0.6 else self.word()
 
     def parameters(self) -> None:
         """Malformed and huge values, on all addresses."""
@@ -222,7 +230,7 @@ class Attack:
     def foreign(self) -> None:
         """Another site's page, on what costs and on what has effects."""
         address, question = self.question()
-        method, headers = "POST" if address == "refresh" else "GET", self._random.choice(SITES)
+        method, headers = "POST" if address in api.EFFECTS else "GET", self._random.choice(SITES)
         self.ask("another site", method, question, headers, expected=(403, 400))
 
     def hosts(self) -> None:
@@ -355,6 +363,11 @@ class User:
             (f"examples/{draw.choice(self._target.examples)}", {}, 2),
             (f"inputs/{draw.choice(self._target.inputs)}.png", {}, 4),
             ("audit", {"top": str(draw.choice((24, 100)))}, 1),
+            ("tokens", look, 1),
+            ("history", query, 1),
+            ("map", {"layer": look["layer"]}, 1),
+            ("lamp", look, 1),
+            ("page", {**query, "view": draw.choice(["", "map", "audit"])}, 1),
             ("status", {}, 4),
             ("run", {}, 1),
         ]
@@ -457,23 +470,38 @@ def _measured(server: Target, work: Callable[[], None]) -> tuple[float, float]:
     return statistics.median(samples[tenth : 2 * tenth] or samples), statistics.median(samples[-tenth:])
 
 
+def _load_all(server: Target) -> None:
+    """What is loaded when it is first asked for is there before memory is measured: umap takes 140 MB."""
+    for layer in server.layers:
+        for projection in ("pca", "umap"):
+            address, status = f"/api/map?layer={layer}&projection={projection}", 202
+            while status == 202:
+                connection = http.client.HTTPConnection("127.0.0.1", server.port)
+                connection.request("GET", address)
+                status = connection.getresponse().status
+                connection.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve()
+        serve(given.serve)
         return
-    with target() as server:
-        report = torture(
-            server, requests=given.requests, users=given.users, seconds=60 * given.minutes, seed=given.seed
-        )
-    print(report)
-    sys.exit(bool(report.failures))
+    failed = False
+    for name, share, users, minutes in (("texts", 0.2, 0, 0), ("digits", 0.8, given.users, given.minutes)):
+        with target(name) as server:
+            requests = int(share * given.requests)
+            _load_all(server)
+            report = torture(server, requests=requests, users=users, seconds=60 * minutes, seed=given.seed)
+        print(f"{name}: {report}", flush=True)
+        failed |= bool(report.failures)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,15 @@ def run(model: nn.Module, batches: Iterable[Batch], **options: Any) -> sl.Memory
     return sl.open(path)
 
 
+def test_no_growth_is_announced_for_a_memory_that_does_not_grow(caplog):
+    with caplog.at_level("INFO", logger="spotlights"):
+        run(Reader(), windows(1), fold="example")
+    assert "per 1,000 steps" not in caplog.text
+    with caplog.at_level("INFO", logger="spotlights"):
+        run(Reader(), windows(1))
+    assert "per 1,000 steps" in caplog.text
+
+
 def both(model: nn.Module, batches: list[Batch], **options: Any) -> tuple[nn.Module, sl.Memory, sl.Memory]:
     """The same run folded and unfolded; and its network."""
     trained = copy.deepcopy(model)

@@ -105,3 +105,38 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, cluster: str, monkeypatc
     monkeypatch.setattr(ray_engine, "_run_share", dying)
     assert_close(rows([memory.on(cluster).attend(model, examples()[0])["2"].top(5)]), expected)
     assert os.path.exists(mark)
+
+
+def test_a_recipe_is_computed_by_the_cluster_bit_for_bit(tmp_path: Path, cluster: str):
+    """Stretches side by side, in other processes, with the random numbers of the run; the slots are then read here."""
+    x, y = examples(count=30)
+    ids = torch.arange(30)
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(x.shape[1], 4), torch.nn.Dropout(), torch.nn.Linear(4, 3)).to(x)
+
+    def loss(network: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        (tmp_path / f"{os.getpid()}.computed").touch()
+        return torch.nn.functional.cross_entropy(network(x[ids]), y[ids])
+
+    trained = model()
+    optimizer = sgd(trained)
+    with sl.record(trained, optimizer, tmp_path / "run", keep="recipe", checkpoint_every=5) as recorder:
+        for step in range(20):
+            recorder.batch(example=ids[step : step + 8])
+            optimizer.zero_grad()
+            loss(trained, ids[step : step + 8]).backward()
+            optimizer.step()
+    answers = []
+    (tmp_path / f"{os.getpid()}.computed").unlink()
+    for engine in (cluster, "threads"):
+        options: dict[str, Any] = {"model": model(), "recompute": loss, "cache": tmp_path / f"cache {engine[:3]}"}
+        memory = sl.open(tmp_path / "run", **options).on(engine)
+        answers.append(memory.attend(trained, x[:2])["2"].contributions(target=1).top(10, by="example").values)
+        assert memory.recomputed == 0.0
+        if engine == cluster:
+            pids = {int(path.stem) for path in tmp_path.glob("*.computed")}
+            assert pids
+            assert os.getpid() not in pids
+    assert torch.equal(*answers)

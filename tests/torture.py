@@ -26,7 +26,9 @@ from typing import Any
 
 import spotlights as sl
 from corruption import corruptions, watched, went
-from tortured import KINDS, STEPS, Kind, answers
+from spotlights.query.forecast import keep_calibration, load_calibration
+from spotlights.results import Calibration, write_rows
+from tortured import KINDS, STEPS, Kind, answers, observe
 from training import count_calls, distance, kill_at_call, same, state
 
 Tell = Callable[[str], object]
@@ -59,7 +61,7 @@ def kills(folder: Path, count: int, seed: int = 0) -> Counter[str]:
         if start < STEPS:
             kind.train(path, start)
         _assert_whole(path, name, model, f"{name} after kills")
-        jobs = [_overwrite, _copy, *([_recompute, _materialise] if kind.recipe else [])]
+        jobs = [_overwrite, _copy, _observe, _keep, *([_recompute, _materialise] if kind.recipe else [])]
         for job in chance.sample(jobs, 2):
             work = job.__name__.strip("_")
             if work == "recompute":
@@ -75,6 +77,15 @@ def kills(folder: Path, count: int, seed: int = 0) -> Counter[str]:
                 job(path, kind)
                 plain = Kind(model=kind.model) if job is _materialise else kind
                 _assert_whole(Path(f"{path}.copy"), name, model, f"{work} of {name}", plain)
+            elif job is _observe:
+                left = _opened(Path(f"{path}.copy"))
+                assert left is None or not left.view.reader.damaged()
+                job(path, kind)
+                assert _observed(Path(f"{path}.copy"), name) == _rightly_observed(name)
+            elif job is _keep:
+                kept = path.parent.joinpath("answers").glob("*.csv")
+                assert {file.read_bytes() for file in kept} <= set(_TABLES), "half a table"
+                load_calibration(sl.open(path).view.reader)  # or an error says that it is damaged
             _assert_whole(path, name, model, f"{name} after {work}")
     return outcomes
 
@@ -101,7 +112,8 @@ def _calls(name: str, work: str) -> int:
                 kind.train(path)
             jobs = {"record": partial(_record, start=0), "overwrite": _overwrite, "copy": _copy}
             counter = count_calls()
-            {**jobs, "recompute": _recompute, "materialise": _materialise}[work](path=path, kind=kind)
+            jobs |= {"recompute": _recompute, "materialise": _materialise, "observe": _observe, "keep": _keep}
+            jobs[work](path=path, kind=kind)
             tell(str(next(counter)))
 
     (line,) = watched(counted)
@@ -144,6 +156,36 @@ def _recompute(path: Path, kind: Kind, tell: Tell = lambda line: None) -> None:
 def _materialise(path: Path, kind: Kind, tell: Tell = lambda line: None) -> None:
     tell("materialising")
     kind.open(path).materialise(f"{path}.copy", overwrite=True)
+
+
+def _observe(path: Path, kind: Kind, tell: Tell = lambda line: None) -> None:
+    tell("observing")
+    observe(Path(f"{path}.copy"), kind, kind.model())
+
+
+def _observed(path: Path, name: str) -> list[Any]:
+    given = answers(sl.open(path), Kind(model=KINDS[name].model, numbers=KINDS[name].numbers), KINDS[name].model())
+    return [each.replace(str(path), "") if isinstance(each, str) else each for each in given]
+
+
+@cache
+def _rightly_observed(name: str) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        _observe(Path(folder) / "run.memory", KINDS[name])
+        return _observed(Path(folder) / "run.memory.copy", name)
+
+
+_TABLES = [b"%s\r\n" % column + b"1\r\n" * 9999 for column in (b"a", b"b")]
+
+
+def _keep(path: Path, kind: Kind, tell: Tell = lambda line: None) -> None:
+    """Writes answers where there are older ones, and a calibration."""
+    tell("keeping answers")
+    (path.parent / "answers").mkdir(exist_ok=True)
+    for number in range(6):
+        write_rows([{"ab"[number // 3]: 1}] * 9999, path.parent / "answers" / f"{number % 3}.csv")
+    reader = sl.open(path).view.reader
+    keep_calibration(Calibration(1.0, 0.5, 0.25, 8, 2, 3, reader.steps), reader)
 
 
 def _killed(work: Callable[..., object], call: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,24 @@ KINDS = {
     "recipe": Kind(RECIPE, model=_dropout),
     "recipe of adam": Kind(RECIPE, optimizer=_adam),
 }
+
+
+def calibrate(path: Path, kind: Kind, model: nn.Module) -> None:
+    """Leaves a calibration beside a memory; "retrained" networks differ by what they were trained on."""
+
+    def retrain(examples: list[int]) -> nn.Module:
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter += 0.001 * sum(examples)
+        return other
+
+    sl.open(path).calibrate(retrain, model, kind.inputs(torch.arange(3)), target=1, halves=2, seeds=1)
+
+
+def observe(path: Path, kind: Kind, model: nn.Module) -> None:
+    ids = chosen(0, 16)
+    sl.observe(model, kind.loss, ids, path, columns={"label": Y[ids], "source": ["odd"] * 16}, batch=4, overwrite=True)
 
 
 def ask(given: list[Any], question: Callable[[], Any]) -> Any:

@@ -32,12 +32,11 @@ from spotlights.query.attention import KERNELS, Attention, Spotlights
 from spotlights.query.columns import Visits, column_values, distinct, few_groups, grouping
 from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
-from spotlights.query.forward import ForwardPass, Target, answer
+from spotlights.query.forward import ForwardPass, Target, answer, what_differs
 from spotlights.query.history import AskedNetwork
 from spotlights.query.masks import Masks
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
-from spotlights.query.trained import what_differs
 from spotlights.query.weights import view_parameters
 from spotlights.query.whitening import has_moments, key_moments
 from spotlights.recording.observing import Checkpoint, observe_network
@@ -154,7 +153,8 @@ class Memory:
         """The slots. Those of a recipe are computed when they are first asked for."""
         if self._recomputation is None:
             return self._known
-        return _whole(self._recomputation.reader(), self._known.engine)
+        engine = self._known.engine
+        return _whole(self._recomputation.reader(each=engine.each), engine)
 
     # -- what is in it -------------------------------------------------------------------------
 
@@ -359,7 +359,10 @@ class Memory:
             keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
                 until this process ends.
         """
-        return Memory(replace(self.view, engine=_engine(engine, keep=keep)))
+        made = _engine(engine, keep=keep)
+        if self._recomputation is not None and "view" not in self.__dict__:
+            return Memory(replace(self._known, engine=made), self._recomputation)
+        return Memory(replace(self.view, engine=made))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.
@@ -397,12 +400,13 @@ class Memory:
         if path is None:
             if steps is not None:
                 raise SettingError("Give a path for the memory of some steps: materialise(path, steps=range(…)).")
-            self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress), self._known.engine))
+            engine = self._known.engine
+            self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress, engine.each), engine))
             return self
-        chosen = range(self.steps) if steps is None else steps
-        if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):
+        kept_steps = range(self.steps) if steps is None else steps
+        if not (kept_steps.step == 1 and 0 <= kept_steps.start < kept_steps.stop <= self.steps):
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
-        self._recomputation.record(store_at(path), chosen, progress, overwrite=overwrite)
+        self._recomputation.record(store_at(path), kept_steps, progress, overwrite=overwrite)
         return open(path)
 
     def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:
@@ -422,8 +426,8 @@ class Memory:
                 f"Exact replay trains again, and {self.path} has nothing to train with. Train once more with "
                 "keep='recipe', and open that with sl.open(path, model=model, recompute=loss)."
             )
-        found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
-        return ReplayedInfluence.of(found.values, found.growth, found.explained, names)
+        derivative, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
+        return ReplayedInfluence.of(derivative.values, derivative.growth, derivative.explained, names)
 
     def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
         """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
@@ -537,8 +541,8 @@ class Memory:
             model: the trained network.
             layers: only in these layers; the others keep the model's weights.
         """
-        chosen = list(self.view.reader.layers) if layers is None else layers
-        parameters = {name: self.parameters(name) for name in chosen}
+        names = list(self.view.reader.layers) if layers is None else layers
+        parameters = {name: self.parameters(name) for name in names}
         return primal_model(self.view, model, parameters)
 
     def verify(

@@ -25,13 +25,15 @@ class Decisions:
     def read(cls, path: str | Path) -> Decisions:
         """Reads what the explorer exported, as JSON or CSV."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for a writer
+                raise OSError("it is no file")
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
             raise SettingError(f"Cannot read decisions from {path}: {error}.") from None
         try:
             rows = csv.DictReader(io.StringIO(text)) if Path(path).suffix == ".csv" else json.loads(text)["decisions"]
             return cls(tuple(_row(row) for row in rows))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, csv.Error) as error:
             raise SettingError(
                 f"{path} does not hold decisions as the explorer's audit exports them: rows of example, decision "
                 f"({', '.join(WORDS)}), given and label. What is wrong: {error!r}."
@@ -52,7 +54,15 @@ def _row(row: Any) -> dict[str, Any]:
     decision = row["decision"]
     if decision not in WORDS:
         raise ValueError(f"decision {decision!r}")
-    given, label = (None if row[name] in (None, "") else int(row[name]) for name in ("given", "label"))
+    given, label = (None if row[name] in (None, "") else _whole_number(row[name]) for name in ("given", "label"))
     if decision == "relabel" and label is None:
         raise ValueError(f"no new label for example {row['example']}")
-    return {"example": int(row["example"]), "decision": decision, "given": given, "label": label}
+    return {"example": _whole_number(row["example"]), "decision": decision, "given": given, "label": label}
+
+
+def _whole_number(value: Any) -> int:
+    """A number of 64 bits; not 1.5 or True, which `int` would take as 1."""
+    number = int(value) if type(value) in (int, str) else None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{str(value)[:40]} is no whole number of 64 bits")
+    return number

@@ -15,7 +15,6 @@ from spotlights.errors import SpotlightsWarning
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
 from spotlights.layers.adapter import unfuse, unwrapped
 from spotlights.memory.blocks import Everything, as_of
-from spotlights.query.coefficients import unroll
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map, find_transposed_use
 from spotlights.query.weights import slot_outputs, untaught_part, view_parameters
@@ -30,9 +29,9 @@ class Far:
     def __init__(self, view: View) -> None:
         self.looks = view.selection != as_of(view.reader, Everything(), view.until)
 
-    def check(self, layer: str, made: Tensor, trained: Tensor) -> None:
+    def check(self, layer: str, masked: Tensor, trained: Tensor) -> None:
         """Compares what a mask makes with what the trained network has."""
-        largest, usual = float(made.abs().max()), float(trained.abs().max())
+        largest, usual = float(masked.abs().max()), float(trained.abs().max())
         if not self.looks or largest <= _FAR * usual:
             return
         self.looks = False
@@ -63,7 +62,7 @@ class DualLinear(nn.Module):
         self._transposed = transposed
         self._view = view
         self._layer = view.reader.layer(layer)
-        unroll(view.reader, layer, view.until)  # a memory that cannot be computed from is refused here
+        view.unrolled(layer)  # a memory that cannot be computed from is refused here
         adapter = adapter_for(module)
         assert isinstance(adapter, LayerAdapter), "see dual_model"
         self._kind = adapter, module  # in a tuple: the module is no part of this one

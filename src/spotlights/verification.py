@@ -10,20 +10,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
-from spotlights.memory.blocks import Block, Everything, Selection, as_of
+from spotlights.memory.blocks import Everything, as_of
 from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
 from spotlights.optimizers import rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
-from spotlights.query.coefficients import unroll
 from spotlights.query.engine import View
-from spotlights.query.forward import parameters_of
-from spotlights.query.plan import Measure, Plan, Sweep
-from spotlights.query.reducers import LastReducer
+from spotlights.query.forward import parameters_of, what_differs
+from spotlights.query.plan import LayerValue
 from spotlights.query.replay import Replay, is_replayed
-from spotlights.query.trained import trained_parameters, what_differs
+from spotlights.query.trained import trained_parameters
 from spotlights.query.weights import view_parameters
 from spotlights.results.tables import Printable, build
 
@@ -142,10 +140,10 @@ def verify(
             _refuse(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
-            unroll(reader, layer, view.until)  # refuses before the long part, if it must
+            view.unrolled(layer)  # refuses before the long part, if it must
         damaged = _damaged(view) if files else []
-        made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
-        checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}
+        summed = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
+        checks = {name: _check(view, name, model, dict(summed[name])) for name in reader.layers}
     if model is not None and not all(check.ok for check in checks.values()):
         layers = reader.manifest.layers
         differs = what_differs(view, lambda name: parameters_of(model, layers[name]), list(layers))
@@ -170,26 +168,20 @@ def _refuse(reader: MemoryReader, *, files: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Damage(Measure):
-    """Which of some files do not hold what was written, in sentences: one value, no slots."""
+class Damage(LayerValue):
+    """Which of some files do not hold what was written, in sentences; whatever the layer."""
 
     among: slice
 
-    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
-        def blocks(selection: Selection) -> Iterator[tuple[Block, list[str]]]:
-            yield Block(reader.layer(layer), ()), reader.damaged(self.among)
-
-        return Sweep(blocks)
+    def value(self, reader: MemoryReader, layer: str) -> list[str]:
+        return reader.damaged(self.among)
 
 
 def _damaged(view: View) -> list[str]:
     """Of all files, some at a time: an engine divides them."""
-    reader = view.reader
-    plans = [
-        Plan(next(iter(reader.layers)), Everything(), (LastReducer(),), Damage(slice(first, first + _FILES)))
-        for first in range(0, reader.files if reader.layers else 0, _FILES)
-    ]
-    return [sentence for (last,) in view.run(*plans) for sentence in last.value]  # type: ignore[attr-defined]
+    starts, layer = range(0, view.reader.files, _FILES), next(iter(view.reader.layers), None)
+    of_files = view.values(*((layer, Damage(slice(first, first + _FILES))) for first in starts if layer is not None))
+    return [sentence for sentences in of_files for sentence in sentences]
 
 
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
@@ -198,8 +190,8 @@ def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str
             f"{view.reader.address} was trained with {view.reader.manifest.optimizer}, which has no exact update "
             "rule: only the whole memory can be verified, not a part of it."
         )
-    layer = next(iter(view.reader.layers))
-    return view.reduce(layer, LastReducer(), Replay(view.until, optimizer)).value
+    (parameters,) = view.values((next(iter(view.reader.layers)), Replay(view.until, optimizer)))
+    return parameters
 
 
 def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Tensor]) -> Check:
@@ -207,12 +199,12 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
     reader, until = view.reader, view.until
     entry, log = reader.manifest.layers[name], reader.log(name)
     trained = trained_parameters(reader, name, until, model)
-    truth, made = trained.joined(), trained.like(summed)
+    truth, from_slots = trained.joined(), trained.like(summed)
     initial = trained.like({p: reader.initial[f"{name}/{p}"] for p in summed})
     residual = log.residual[:until]
     return Check(
-        relative_error=ratio((made - truth).norm(), truth.norm()),
-        change_error=ratio((made - truth).norm(), (truth - initial).norm()),
+        relative_error=ratio((from_slots - truth).norm(), truth.norm()),
+        change_error=ratio((from_slots - truth).norm(), (truth - initial).norm()),
         compared_with=trained.source,
         unexplained_steps=unexplained_steps(residual, entry),
         worst_residual=float(residual.max()) if len(residual) else 0.0,

@@ -1,4 +1,4 @@
-"""Commands that train: the demo, the experiments, and what is measured about them."""
+"""The commands of the paper's experiments: demo, run, reproduce, report, retrain-check and evaluate."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -42,9 +42,9 @@ def run(
     preset: Annotated[
         str | None,
         optional(
-            help="paper (the default of the image experiments; for the language models hours to a day on a CPU); "
-            "laptop (theirs: a quarter of an hour at most); quick (seconds); table1, text, long, reversed or sgd, "
-            "where the experiment has them."
+            help="paper (the default of the image experiments; for the language models hours to a day on a CPU; "
+            "bfloat16 takes a third of it); laptop (theirs: a quarter of an hour at most); quick (seconds); table1, "
+            "text, long, reversed or sgd, where the experiment has them."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and the order of the examples.")] = 0,

@@ -1,4 +1,4 @@
-"""Images with captions, each pixel a square; and suspicious training examples, ten in a row."""
+"""Images with captions, and pages of suspicious training examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spotlights.figures.palette import AGAINST, QUIET, add_note, new_figure, style
+from spotlights.figures.palette import AGAINST, QUIET, new_figure, style
 
 _ACROSS = 10
 
@@ -59,7 +59,7 @@ def suspect_picture(
     return Captioned(pixels, label or "", below, AGAINST if answer is not None and answer != label else QUIET)
 
 
-def plot_suspects(pictures: Sequence[Captioned], *, note: str | None = None) -> Figure:
+def plot_suspects(pictures: Sequence[Captioned]) -> Figure:
     """Draws pictures, which `suspect_picture` makes, ten in a row."""
     lines = [pictures[start : start + _ACROSS] for start in range(0, len(pictures), _ACROSS)]
     with style():
@@ -68,5 +68,4 @@ def plot_suspects(pictures: Sequence[Captioned], *, note: str | None = None) -> 
         for axes, line in zip(grid[:, 0], lines, strict=False):
             draw_images(axes, line, across=_ACROSS)
         grid[0, 0].set_title("training examples that the network kept disagreeing with: label above, answer below")
-        add_note(figure, note)
     return figure

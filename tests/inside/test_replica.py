@@ -1,6 +1,7 @@
 """The replica's gradients are autograd's, whether they are kept as outer products or multiplied out."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,10 +55,37 @@ class Rows(nn.Module):
         return self.head(few.repeat(1, FEW_ROWS, 1)).mean(dim=1)
 
 
+class _Doubled(torch.autograd.Function):
+    """Has no rule for several derivatives at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.from_numpy(2 * gradient.numpy())
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(FEATURES, 4), nn.Linear(4, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(_Doubled.apply(torch.tanh(self.inner(x))))
+
+
 @pytest.mark.filterwarnings("ignore::spotlights.errors.SpotlightsWarning")
 @pytest.mark.parametrize(
     ("network", "as_outer_products"),
-    [(InPlace, {"0", "2"}), (Twice, {"inner", "head"}), (Outside, {"head"}), (Rows, {"inner"})],
+    [
+        (InPlace, {"0", "2"}),
+        (Twice, {"inner", "head"}),
+        (Outside, {"head"}),
+        (Rows, {"inner"}),
+        (Custom, {"inner", "head"}),
+    ],
 )
 def test_gradients_are_those_of_autograd(tmp_path: Path, network: type[nn.Module], as_outer_products: set[str]) -> None:
     model = fill(network().double())

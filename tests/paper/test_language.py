@@ -1,6 +1,7 @@
 """The language experiments: runs that can be asked for passages, on a small text of one's own."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import spotlights as sl
@@ -20,6 +22,7 @@ from spotlights_paper.datasets import read_text
 from spotlights_paper.experiments.language.asking import before, find, open_run, passages
 from spotlights_paper.experiments.language.evaluation import MEASURES, attended, choose, untrained
 from spotlights_paper.experiments.language.lstm import LAYER, LanguageModel, windows
+from spotlights_paper.experiments.language.products import TabledLSTM, cross_entropy
 from spotlights_paper.experiments.registry import experiment_named, preset_named
 from spotlights_paper.experiments.running import load_results, load_run, repeat, run_experiment
 from spotlights_paper.subjects import subject_of
@@ -105,8 +108,12 @@ def keys_by_a_plain_loop(model: LanguageModel, tokens: torch.Tensor, batch: int)
     return torch.cat([inputs, held], dim=-1).flatten(0, 1)
 
 
-def test_the_memory_holds_the_keys_of_a_network_that_reads_on_from_step_to_step(book: Path):
-    data, settings = read_text(book, "character"), replace(preset_named("char-lm", "quick"), projection=10)
+@pytest.mark.parametrize(("bfloat16", "error"), [(None, 1e-5), ("states", 1e-3)])
+def test_the_memory_holds_the_keys_of_a_network_that_reads_on_from_step_to_step(
+    book: Path, bfloat16: str | None, error: float
+):
+    data = read_text(book, "character")
+    settings = replace(preset_named("char-lm", "quick"), projection=10, bfloat16=bfloat16)
     with untrained(data, settings, seed=3) as (model, memory):
         assert model.embedding.weight.grad is None, "a gradient that nobody empties grows with every step"
         keys = keys_by_a_plain_loop(model, data.train.numbers, settings.batch)
@@ -119,7 +126,7 @@ def test_the_memory_holds_the_keys_of_a_network_that_reads_on_from_step_to_step(
         expected = keys @ torch.cat([inputs[-1], hidden[-2]])
         top = spot.at(8).top(len(keys))
         places = torch.tensor(top.columns["example"][0][0])
-        assert torch.allclose(top.values[0, 0].float(), expected[places], atol=1e-5)
+        assert torch.allclose(top.values[0, 0].float(), expected[places], atol=error)
 
         asked = choose(model.eval(), data.test.numbers, asked=6, context=9, seed=0)
         found = attended(memory, model, asked.contexts, kernel="dot", k=4)
@@ -128,8 +135,38 @@ def test_the_memory_holds_the_keys_of_a_network_that_reads_on_from_step_to_step(
                 inputs = model.projection(model.embedding(context[None]))
                 query = torch.cat([inputs[0, -1], model.rnn(inputs)[0][0, -2]])
             best = (keys @ query).topk(4).values
-            assert torch.allclose((keys @ query)[row], best, atol=1e-5)
+            assert torch.allclose((keys @ query)[row], best, atol=error)
             assert int(asked.said[0]) == int(model(asked.contexts[:1], last=True).argmax())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_a_table_of_inputs_gives_the_gradients_of_the_lstm(dtype: torch.dtype, tolerance: float):
+    torch.manual_seed(0)
+    settings = replace(preset_named("char-lm", "quick"), hidden=32, projection=20)
+    model, tokens = LanguageModel(11, settings), torch.randint(0, 11, (4, 30))
+    states, gradients = [], []
+    for tabled in (False, True):
+        vectors = model.projection(model.embedding.weight)
+        start = torch.randn(2, 1, 4, 32, generator=torch.Generator().manual_seed(1)).unbind()
+        with TabledLSTM(tokens, vectors, dtype) if tabled else nullcontext():
+            found, (last, cell) = model.rnn(vectors[tokens], start)
+        states.append(torch.cat([found.flatten(), last.flatten(), cell.flatten()]).detach())
+        (found.square().sum() + cell.sin().sum()).backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        model.zero_grad()
+    for one, other in zip([states[0], *gradients[0]], [states[1], *gradients[1]], strict=True):
+        assert (one - other).norm() <= tolerance * one.norm()
+
+
+def test_a_softmax_in_blocks_gives_the_loss_and_its_gradients():
+    torch.manual_seed(0)
+    inputs = [each.requires_grad_() for each in (torch.randn(1100, 20), torch.randn(60, 20) / 4, torch.randn(60))]
+    targets = torch.randint(0, 60, (1100,))
+    ours = 3 * cross_entropy(*inputs, targets)
+    expected = 3 * F.cross_entropy(F.linear(*inputs), targets)
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-3)
+    for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert (one - other).norm() <= 0.01 * other.norm()
 
 
 def test_surprise_does_not_depend_on_how_the_text_is_cut(book: Path):

@@ -100,11 +100,15 @@ def test_the_continuation_is_greedy(trained: TrainedLanguage):
         prompt += character
 
 
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("bfloat16", [None, "states", "softmax"])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bfloat16: str | None
+):
     torch.set_num_threads(1)
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
     data = read_text(tmp_path / "book.txt", "character")
-    settings = replace(SETTINGS, dropout=0.2, state_drop=0.3, checkpoint_every=5)
+    settings = replace(SETTINGS, dropout=0.0 if bfloat16 == "states" else 0.2, state_drop=0.3, checkpoint_every=5)
+    settings = replace(settings, bfloat16=bfloat16)
     paths = [tmp_path / name / "run.memory" for name in ("whole", "parts")]
     for path in paths:
         path.parent.mkdir()
@@ -125,6 +129,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, m
     assert paths[1].with_name(CHECKPOINT).exists()
     parts = train_lstm(settings, data=data, seed=1, path=paths[1])
     assert not paths[1].with_name(CHECKPOINT).exists()
+    assert whole.surprise == parts.surprise
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         assert torch.equal(one, other)
     prompt = data.vocabulary.encode("The hen")[None]

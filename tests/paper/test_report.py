@@ -87,6 +87,7 @@ def test_the_page_says_how_it_was_made_and_what_was_found(page: Path, runs: dict
     text = page.read_text(encoding="utf-8")
     run = load_run(runs["mnist-continual-0"])
     assert "spotlights run mnist-continual --preset quick --seed 0" in text
+    assert "Figure" in (page.parent / "gallery.html").read_text(encoding="utf-8")
     assert f"{100 * run.accuracy['fashion-mnist']:.1f}" in text
     assert "600 mnist, 600 fashion-mnist" in text
     for setting, value in run.settings.items():

@@ -13,7 +13,7 @@ import spotlights as sl
 from spotlights._version import __version__
 from spotlights.errors import UnknownNameError
 from spotlights.explorer.views import Show, as_json, picture
-from spotlights.results import Suspects, shown
+from spotlights.results import Suspects, shown, write_whole
 
 CSV, PAGE, TEMPLATE = "audit.csv", "audit.html", "audit.html.jinja"
 
@@ -36,7 +36,7 @@ def write_audit(memory: sl.Memory, suspects: Suspects, subject: sl.Subject | Non
             {"cells": [_cell(name, value, classes) for name, value in row.items()], **_look(row, show)} for row in rows
         ],
     )
-    (out / PAGE).write_text(page, encoding="utf-8")
+    write_whole(out / PAGE, page.encode("utf-8", "replace"))
     return out / PAGE
 
 

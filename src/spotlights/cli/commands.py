@@ -129,19 +129,27 @@ def forget(
 
     For a recipe, with a subject that has its loss: sl.Subject(…, loss=loss).
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
+
+    from spotlights.results import write_whole
 
     with waiting("Looking for the first visit"):
         about = find_subject(memory, subject)
         opened = about.open()
         model = about.load_model(opened)
+        folder = Path("forgotten") / about.path.resolve().stem if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)  # before hours of training
+        network, record = folder / "model.safetensors", folder / "record.json"
+        if network.exists() and not record.exists():
+            raise SettingError(
+                f"{network} is there, and {record} is not: it may be another network. Choose another --out."
+            )
         rewound = opened.rewind(model, without=without)
     with progress_bar(f"Training {rewound.to_train:,} steps again") as told:
         rewound.train(clip=clip, progress=told)
-    folder = Path("forgotten") / about.path.resolve().stem if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
-    record = rewound.save(folder / "record.json")
+    record.unlink(missing_ok=True)  # that of another network
+    write_whole(network, save({name: tensor.clone() for name, tensor in model.state_dict().items()}))
+    rewound.save(record)
     if as_json:
         print_json({"record": str(record), **rewound.as_dict()})
     else:

@@ -36,6 +36,8 @@ from spotlights.explorer.saved import saved_page
 COOKIE = "spotlights_token"
 OTHER = "/other"
 """Where the memory answers that another one is compared with."""
+COMPARED = ("/api/run", "/api/query", "/api/layer")
+"""What it answers."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -222,8 +224,7 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
         for path in ADDRESSES
     ]
     if explorer.other is not None:
-        others = ("/api/run", "/api/query", "/api/layer")
-        routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in others]
+        routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in COMPARED]
     routes += [Route("/api/page", while_there(_page(explorer)))]
     routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(

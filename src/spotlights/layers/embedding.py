@@ -1,9 +1,9 @@
 """`nn.Embedding` and `nn.EmbeddingBag`: linear maps of one-hot keys, and of the counts of each token in a bag.
 
-The score of two tokens is 1 for the same token, else 0. Keys are token numbers (`SparseRows`), so that their cost does
-not depend on the vocabulary. Padding teaches nothing: in training its key is zero. Under `scale_grad_by_freq`, errors
-are divided by the count of their token, as torch does. An embedding is not recorded if it changes its weights in
-`forward` (`max_norm`), or is no linear map (mode "max" of a bag).
+The score of two tokens is 1 for the same token, else 0. Keys are token numbers (`SparseRows`), so their cost does not
+depend on the vocabulary. In training, the key of padding is zero, because padding has no gradient. Under
+`scale_grad_by_freq`, errors are divided by the count of their token, as torch does. Two kinds are not recorded: those
+that change their weights in `forward` (`max_norm`), and those that are no linear map (mode "max" of a bag).
 """
 
 from __future__ import annotations

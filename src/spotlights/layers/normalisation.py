@@ -1,5 +1,5 @@
-"""The scale and shift of `nn.LayerNorm`, `nn.RMSNorm`, `nn.BatchNorm1d/2d/3d` and `nn.GroupNorm`, and of modules of
-anybody's own that compute such a thing (`LlamaRMSNorm`, `LayerNorm2d`, a layer scale).
+"""The scale and shift of `nn.LayerNorm`, `nn.RMSNorm`, `nn.BatchNorm1d/2d/3d` and `nn.GroupNorm`, and of other
+modules that compute the same (`LlamaRMSNorm`, `LayerNorm2d`, a layer scale).
 
 They multiply each feature of the normalised input by a number and add another: a linear map with a diagonal matrix. The
 key is the normalised input. The normalisation itself has no parameters.
@@ -57,7 +57,7 @@ class NormAdapter(LayerAdapter):
 
 
 class OwnNormAdapter(NormAdapter):
-    """A module that, whatever it computes, multiplies it by one vector of its own and adds another.
+    """A module that multiplies what it computes by one vector of its own, and may add another.
 
     The key is what the module's forward returns for a scale of 1 and a shift of 0. Whether the output is the scale
     times that, plus the shift, is tried on random numbers.

@@ -1,7 +1,8 @@
-"""The last resort: a small parameter that no adapter knows, by its gradient of each step.
+"""The last resort: a small parameter that no adapter knows, recorded by its gradient at each step.
 
-Scales, gates, position tables, class tokens: nobody knows what they are multiplied with. The gradient that the
-optimizer uses is one slot of the step, with the key 1, and belongs to no example. Sums are then whole.
+For scales, gates, position tables and class tokens, no adapter knows what the parameter is multiplied with. The
+gradient that the optimizer uses becomes one slot of the step. Its key is 1, and it belongs to no example. So the slots
+still add up to the trained parameter.
 """
 
 from __future__ import annotations

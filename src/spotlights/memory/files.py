@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -171,17 +172,17 @@ class FileTensors(Mapping[str, Tensor]):
             file = self._store.describe(self._entry.file)
             raise MemoryFormatError(f"{file}: {name!r} has {place.shape[0]} rows, and no row {last - 1}.")
         start, width, among = place.start * size, entries * size, last - first
-        made = into[:count]
+        result = into[:count]
         with self._readable():
             if isinstance(rows, slice):
-                self._load(name, [start + first * width], among * width, made)
+                self._load(name, [start + first * width], among * width, result)
             elif among * width <= count * (width + _PIECE_BYTES):
                 every = into.new_empty(among, *place.shape[1:])
                 self._load(name, [start + first * width], among * width, every)
-                torch.index_select(every, 0, rows - first, out=made)
+                torch.index_select(every, 0, rows - first, out=result)
             else:
-                self._load(name, (start + rows * width).tolist(), width, made)
-        return made
+                self._load(name, (start + rows * width).tolist(), width, result)
+        return result
 
     def is_near(self, name: str) -> bool:
         """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep the whole."""
@@ -252,6 +253,32 @@ def writable(store: Store | str | Path) -> Iterator[None]:
         raise StoreError(f"{store} cannot be written: {error}. Choose another path, or make room there.") from error
 
 
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Writes a file of an answer: until it is complete, what was there before stays; a full disk is a StoreError."""
+    with writable(path):
+        place = os.path.realpath(path)
+        if os.path.exists(place) and not os.path.isfile(place):  # a pipe, or a terminal
+            _write_all(os.open(place, os.O_WRONLY), content)
+            return
+        written = f"{place}.{secrets.token_hex(4)}{names.UNFINISHED}"
+        try:
+            _write_all(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), content)
+            os.replace(written, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(written)
+            raise
+
+
+def _write_all(file: int, content: bytes) -> None:
+    rest = memoryview(content)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    finally:
+        os.close(file)
+
+
 def check_content(store: Store, entry: FileEntry) -> None:
     """Raises an error if a file does not have the checksum that the manifest says."""
     check_size(store, entry)
@@ -306,6 +333,8 @@ def _is_ours(store: Store, name: str) -> bool:
     """Whether Spotlights wrote a file: a folder without a manifest may hold somebody else's of the same name."""
     if name == names.MANIFEST:
         return False  # not one of ours: those are told by _is_manifest
+    if name == names.CALIBRATION:
+        return b'"spotlights"' in store.read(name)
     if not (names.may_be_of_a_memory(name) and name.endswith(".safetensors")):
         return names.may_be_of_a_memory(name)
     beginning = store.read(name, range(LENGTH_BYTES))

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
@@ -29,7 +29,7 @@ from spotlights.memory.format.shapes import faults_in_segment
 from spotlights.memory.format.storage import storage_named
 from spotlights.memory.format.tensors import TensorPlace
 from spotlights.memory.store import Store
-from spotlights.sparse_rows import SparseRows, dense
+from spotlights.sparse_rows import SparseRows, dense, scaled_rows
 
 ROWS, _FEWEST_ROWS, _ROWS_BYTES = 4096, 64, 2 << 20
 """Rows that are read at once: at most, at least, and how many bytes they take in between. These stay in the cache."""
@@ -37,6 +37,7 @@ _KEPT_BYTES = 1 << 30
 """Tensors of this size in all are kept."""
 _TABLE_BYTES = 256 << 20
 """Distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
+T = TypeVar("T")
 _SEGMENTS_AHEAD = 4
 _ahead = ThreadPoolExecutor(_SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
 
@@ -52,6 +53,15 @@ class StoredRows:
     """The factor by which each row is still to be multiplied."""
     norms: Float[Tensor, "rows stretches"] | None = None
     """The norm of each part of a row (after that multiplication), if the memory stores norms."""
+
+    @property
+    def scaled(self) -> Float[Tensor, "rows features"] | SparseRows:
+        """The rows, multiplied by their factors."""
+        return self.rows if self.scale is None else scaled_rows(self.rows, self.scale)
+
+    def times_scale(self, numbers: Float[Tensor, "*lead rows"]) -> Float[Tensor, "*lead rows"]:
+        """A number for each row, multiplied by the row's factor."""
+        return numbers if self.scale is None else numbers * self.scale
 
 
 _buffers = threading.local()
@@ -248,12 +258,13 @@ class SegmentSlots:
 
     def _in_full_before(self, what: str) -> tuple[Int64[Tensor, "slots"], Bool[Tensor, "slots"]]:
         """For each slot: how many rows before it are stored in full, and whether its own is."""
-        key = "in full", what, self.start
-        if key not in self.layer.known:
+
+        def find() -> tuple[Tensor, Tensor]:
             tokens = self._all_tokens(what) if what in self.layer.entry.tokens else None
             in_full = torch.ones(self.slots, dtype=torch.bool) if tokens is None else tokens[:, 0] == names.IN_FULL
-            self.layer.known[key] = in_full.cumsum(0) - in_full.long(), in_full
-        return self.layer.known[key]
+            return in_full.cumsum(0) - in_full.long(), in_full
+
+        return self.layer.once(("in full", what, self.start), find)
 
     def _width(self, what: str) -> int:
         return self.layer.entry.in_features if what == names.KEYS else self.layer.entry.out_features
@@ -277,8 +288,8 @@ class SegmentSlots:
                 f'{self.file.store.describe(self.file.entry.file)}: layer "{self.layer.name}" has tokens outside '
                 f"0 to {width - 1}."
             )
-        made = torch.ones(places.shape, dtype=dtype) if amounts is None else amounts[rows].to(dtype)
-        return SparseRows(places, made, width)
+        amounts_of_rows = torch.ones(places.shape, dtype=dtype) if amounts is None else amounts[rows].to(dtype)
+        return SparseRows(places, amounts_of_rows, width)
 
     def _in_full(self, what: str, rows: slice | Int64[Tensor, "rows"], first: int) -> Iterator[StoredRows]:
         dtype, layer = self.layer.storage.compute_dtype, self.layer
@@ -322,7 +333,12 @@ class LayerReader:
     """One layer of a memory."""
 
     def __init__(
-        self, name: str, manifest: Manifest, segments: Sequence[Segment], column_kind: Callable[[str], str]
+        self,
+        name: str,
+        manifest: Manifest,
+        segments: Sequence[Segment],
+        column_kind: Callable[[str], str],
+        need_slots: Callable[[], None],
     ) -> None:
         self.name = name
         self.entry = manifest.layers[name]
@@ -340,8 +356,20 @@ class LayerReader:
         """The kind of a column; raises an error for a column that does not exist."""
         self.known: dict[object, Any] = {}
         """What one question has computed about this layer and another one may need too."""
-        self._files = segments
+        self._files, self._need_slots = segments, need_slots
         self._table: Float[Tensor, "keys in_features"] | None = None
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What was computed about this layer under a key, or is now."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def last(self, name: str, key: object, make: Callable[[], T]) -> T:
+        """The same, but only the last result under a name is kept."""
+        if self.known.get(name, (None,))[0] != key:
+            self.known[name] = key, make()
+        return self.known[name][1]
 
     @cached_property
     def _placed(self) -> tuple[list[SegmentSlots], int, int]:
@@ -357,9 +385,10 @@ class LayerReader:
             keys += segment.entry.keys[self.name]
         return placed, slots, keys
 
-    @property
+    @cached_property
     def segments(self) -> list[SegmentSlots]:
-        """Those that have slots of the layer."""
+        """Those that have slots of the layer; a memory that keeps no slots refuses."""
+        self._need_slots()
         return self._placed[0]
 
     @property
@@ -390,8 +419,7 @@ class LayerReader:
             return
         self._table = torch.empty(self.distinct_keys, self.entry.in_features, dtype=self.storage.compute_dtype)
         for rows in self.key_table():
-            keys = dense(rows.rows)
-            self._table[rows.place] = keys if rows.scale is None else keys * rows.scale[:, None]
+            self._table[rows.place] = dense(rows.scaled)
 
     def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
         """Some distinct keys of an indexed layer, scaled."""
@@ -417,8 +445,7 @@ class LayerReader:
                 result[places] = self.keys_numbered(segment.key_numbers()[local])
                 continue
             for stored in segment.decoded(names.KEYS, local, 0):
-                keys = dense(stored.rows)
-                result[places[stored.place]] = keys if stored.scale is None else keys * stored.scale[:, None]
+                result[places[stored.place]] = dense(stored.scaled)
         return result
 
     def column_at(self, name: str, slots: Int64[Tensor, "..."]) -> Shaped[Tensor, "..."]:

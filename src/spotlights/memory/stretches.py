@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 from torch import Tensor
 
-from spotlights.errors import MemoryFormatError, UnsupportedError
+from spotlights.errors import MemoryFormatError
 from spotlights.memory.files import read_manifest
 from spotlights.memory.format import names
 from spotlights.memory.format.manifest import FileEntry, Manifest
@@ -70,7 +70,8 @@ class StretchCache:
     """A directory with the stretches of some recipes, of which only so many bytes of segments stay."""
 
     def __init__(self, root: Path, limit: int) -> None:
-        self._root, self._limit = root / _FOLDER, limit
+        self.root, self.limit = root, limit
+        self._root = root / _FOLDER
         self._own: set[Path] = set()
         self._lock = threading.Lock()
 
@@ -80,7 +81,7 @@ class StretchCache:
         self._own.add(path)
         return path
 
-    def make_room(self, made: Path) -> None:
+    def make_room(self, newest: Path) -> None:
         """Deletes segments of other stretches until the limit is kept: of other recipes, then the newest of this one.
 
         A scan reads the stretches of a recipe in their order. Deleting the oldest, the next scan would find none.
@@ -89,10 +90,10 @@ class StretchCache:
             sizes = {p: _segment_bytes(p) for p in self._root.glob("*") if _STRETCH.fullmatch(p.name)}
             ages = {path: path.stat().st_mtime_ns for path in sizes if path.exists()}
             others = sorted((p for p in ages if p not in self._own), key=lambda path: ages[path])
-            own = sorted((p for p in ages if p in self._own and p != made), key=lambda path: -ages[path])
+            own = sorted((p for p in ages if p in self._own and p != newest), key=lambda path: -ages[path])
             total = sum(sizes.values())
             for path in [*others, *own]:
-                if total <= self._limit:
+                if total <= self.limit:
                     break
                 for file in (path / names.SEGMENTS).glob("*"):
                     with contextlib.suppress(FileNotFoundError):
@@ -124,6 +125,8 @@ def finished(store: Store, steps: int) -> Manifest | None:
 class StretchReader(MemoryReader):
     """All stretches of a recipe as one memory."""
 
+    local = True
+
     def __init__(self, recipe: MemoryReader, parts: Sequence[Part]) -> None:
         """
         Args:
@@ -154,12 +157,6 @@ class StretchReader(MemoryReader):
 
     def _initial_of(self, part: Part) -> Mapping[str, Tensor]:
         return read_weights(part.store, part.manifest.initial, part.manifest)
-
-    def need_files(self) -> None:
-        raise UnsupportedError(
-            f"The slots of {self.address} are computed on this machine, where a cluster does not find them. Make the "
-            "full memory first: memory.materialise(path)."
-        )
 
     def every_file(self) -> Iterator[tuple[Store, FileEntry]]:
         yield from self._recipe.every_file()

@@ -1,4 +1,4 @@
-"""Lion, which torch does not have: the sign of c = β1·M + (1−β1)·g, that is c divided by |c|.
+"""Lion, which torch does not have: the sign of c = β1·M + (1−β1)·g, which is c divided by |c|.
 
 Several packages have a class of that name. A class counts as Lion if it updates a small test parameter as Lion does.
 """

@@ -1,6 +1,6 @@
 """Any other optimizer: its options are logged, so that `verify` can run its class again on the recorded gradients.
 
-This shows whether the memory has everything that the optimizer used. It gives no contributions of slots.
+That replay shows whether the memory has everything that the optimizer used. Contributions of slots are not known.
 """
 
 from __future__ import annotations

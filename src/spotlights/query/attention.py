@@ -12,7 +12,6 @@ from torch import Tensor
 
 from spotlights.dual_form import linear_map
 from spotlights.errors import SettingError, TooLargeError, UnknownNameError, UnsupportedError
-from spotlights.memory.blocks import Everything
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
@@ -36,8 +35,8 @@ from spotlights.query.joint import (
 from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question, ask
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
-from spotlights.query.plan import Measure, Plan
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LastReducer, LogSumReducer
+from spotlights.query.plan import Measure
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
 from spotlights.sparse_rows import Numbers, dense
@@ -198,12 +197,9 @@ class Attention(LayerMeasured):
             return linear_map(self.queries.double(), keys.sums), keys.counts
         visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
         queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        plans = [
-            Plan(self.layer, Everything(), (LastReducer(),), VisitedKeyTotals(some, visits, absolute))
-            for some in queries.split(QUERIES_AT_ONCE)
-        ]
-        totals = torch.cat([last.value for (last,) in self.view.run(*plans)])  # pyright: ignore
-        return totals, visits.sum(dim=1)
+        some_at_once = queries.split(QUERIES_AT_ONCE)
+        totals = self.view.values(*((self.layer, VisitedKeyTotals(some, visits, absolute)) for some in some_at_once))
+        return torch.cat(totals), visits.sum(dim=1)
 
     def contributions(
         self, target: Target | None = None, *, unit: int | None = None, rows: bool = False
@@ -375,7 +371,9 @@ class Spotlights(dict[str, Attention]):
         if joint is not None and (rule == "joint" or (rule is None and joint.loss != "classes")):
             left_out += [name for name in estimated if name not in joint.layers]
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
-        parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]
+        parts = [
+            attention.layer_influence(asked[attention.layer], damping, balance=balance) for attention in attentions
+        ]
         whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
         if joint is None:
             return whitened
@@ -418,12 +416,15 @@ class Spotlights(dict[str, Attention]):
         names = joint_layers(view.reader, [attention.layer for attention in attentions])
         if rule is None and (not names or unsupported_joint(view.reader) is not None):
             return None
-        outputs = [name for name, each in self.items() if not each.transposed and each.gives_output]
+        outputs = [name for name, attention in self.items() if not attention.transposed and attention.gives_output]
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        used = [each for each in attentions if each.layer in joint.layers]
-        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in used}
+        of_layers = {
+            attention.layer: attention.layer_queries(asked[attention.layer])
+            for attention in attentions
+            if attention.layer in joint.layers
+        }
         inputs = next(iter(of_layers.values())).inputs
         return joint.influence(view, of_layers, inputs=inputs, damping=damping)
 

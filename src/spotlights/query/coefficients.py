@@ -76,10 +76,7 @@ class Coefficient(Measure):
 
 
 def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
-    """Unrolls the first `until` steps of a layer's log."""
-    known = reader.layers[layer].known
-    if "unrolled" in known and known["unrolled"][0] == until:  # the last result is kept with the layer
-        return known["unrolled"][1]
+    """Unrolls the first `until` steps of a layer's log; `View.unrolled` keeps the last result."""
     rule = rule_of(reader)
     reader.need_recording("Contributions, weights and masks need")
     numbers = _numbers(reader, rule, layer, until)
@@ -90,8 +87,7 @@ def unroll(reader: MemoryReader, layer: str, until: int) -> Unrolled:
         )
     entry = reader.layer(layer).entry
     notes = {rule_of_parameter(entry.rules, name, rule).note: None for name in entry.trained}
-    known["unrolled"] = until, numbers or StepMatrices(until, "; ".join(filter(None, notes)) or None)
-    return known["unrolled"][1]
+    return numbers or StepMatrices(until, "; ".join(filter(None, notes)) or None)
 
 
 def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> StepNumbers:

@@ -223,20 +223,23 @@ class GroupRowsReducer(Reducer):
 
 def distinct(view: View, layer: LayerReader, column: str) -> tuple[np.ndarray, np.ndarray]:
     """The values that a column takes anywhere in a layer, sorted, and the first slot of each."""
-    if column not in layer.known:
+
+    def find() -> tuple[np.ndarray, np.ndarray]:
         layer.column_kind(column)  # an unknown column gets its error here
-        layer.known[column] = view.reduce(layer.name, DistinctReducer(column), selection=Everything()).result()
-    return layer.known[column]
+        return view.reduce(layer.name, DistinctReducer(column), selection=Everything()).result()
+
+    return layer.once(column, find)
 
 
 def grouping(view: View, layer: LayerReader, column: str, bins: int | None = None) -> Grouping:
     """The groups that a column divides a layer's slots into."""
-    key = "grouping", column, bins
-    if key not in layer.known:
+
+    def find() -> Grouping:
         values, _ = distinct(view, layer, column)
         entry = view.reader.manifest.columns[column]
-        layer.known[key] = Grouping(column, entry.kind, entry.strings, values, bins)
-    return layer.known[key]
+        return Grouping(column, entry.kind, entry.strings, values, bins)
+
+    return layer.once(("grouping", column, bins), find)
 
 
 def cells(view: View, layer: LayerReader, columns: Sequence[str]) -> Cells:
@@ -280,9 +283,9 @@ class Visits:
         self.slots, codes, self._columns = view.reduce(layer.name, GroupRowsReducer(groups, mask, columns)).result()
         known, first, self._group = np.unique(codes.numpy(), return_index=True, return_inverse=True)
         self._first = torch.from_numpy(first)
-        self.found = torch.from_numpy(np.isin(wanted.numpy(), known))
+        self.present = torch.from_numpy(np.isin(wanted.numpy(), known))
         """Which of the groups have slots in the view; the others are left out."""
-        self._where = torch.from_numpy(np.searchsorted(known, wanted[self.found].numpy()))
+        self._where = torch.from_numpy(np.searchsorted(known, wanted[self.present].numpy()))
 
     @property
     def first_slots(self) -> Int64[Tensor, "..."]:
@@ -359,8 +362,8 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         rows, numbers, left = left[numbers >= 0], numbers[numbers >= 0], left[numbers < 0]
         if len(rows):
             visits = Visits(view, layer, groups, numbers, names)
-            left = torch.cat([left, rows[~visits.found]])
-            rows = rows[visits.found]
+            left = torch.cat([left, rows[~visits.present]])
+            rows = rows[visits.present]
             if not len(rows):
                 continue
             slots[rows] = visits.first_slots

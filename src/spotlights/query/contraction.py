@@ -235,7 +235,7 @@ def error_scores(block: Block, directions: Float[Tensor, "queries out_features"]
     for errors in block.errors():
         rows = errors.rows
         some = directions @ rows.T if isinstance(rows, Tensor) else products(directions, rows)
-        scores[:, errors.place] = some if errors.scale is None else some * errors.scale
+        scores[:, errors.place] = errors.times_scale(some)
     return scores
 
 
@@ -244,7 +244,7 @@ def error_norms(block: Block) -> Float[Tensor, "rows"]:
     norms = torch.empty(len(block), dtype=block.layer.storage.compute_dtype)
     for errors in block.errors():
         some = errors.rows.norms() if isinstance(errors.rows, SparseRows) else errors.rows.norm(dim=1)
-        norms[errors.place] = some if errors.scale is None else some * errors.scale
+        norms[errors.place] = errors.times_scale(some)
     return norms
 
 
@@ -449,9 +449,7 @@ def gradient_of(block: Block) -> tuple[Float[Tensor, "out_features in_group"], F
 def add_gradient(weight: Float[Tensor, "out_features in_group"], block: Block, *, keep: float, factor: float) -> None:
     """`weight ← keep·weight + factor·Σ δ⊗k` over some slots of a layer without channel groups, in place."""
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        rows = errors.rows
-        for scale in (keys.scale, errors.scale):
-            rows = rows if scale is None else scaled_rows(rows, scale)
+        rows = errors.scaled if keys.scale is None else scaled_rows(errors.scaled, keys.scale)
         if isinstance(rows, Tensor) and isinstance(keys.rows, Tensor):
             weight.addmm_(rows.T, keys.rows, beta=keep, alpha=factor)
         else:
@@ -490,7 +488,7 @@ def magnitudes(block: Block) -> Magnitudes:
     features, units = torch.zeros(entry.in_features, dtype=dtype), torch.zeros(entry.out_features, dtype=dtype)
     slots = 0
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        k, d = _scaled(keys), _scaled(errors)
+        k, d = keys.scaled, errors.scaled
         slots += len(d)
         units = torch.hypot(units, _column_norms(d))
         if matrix is not None:
@@ -498,10 +496,6 @@ def magnitudes(block: Block) -> Magnitudes:
         else:
             features = torch.hypot(features, _column_norms(k))
     return Magnitudes(slots, units, features, matrix)
-
-
-def _scaled(some: StoredRows) -> Numbers:
-    return some.rows if some.scale is None else scaled_rows(some.rows, some.scale)
 
 
 def _column_norms(rows: Numbers) -> Float[Tensor, "features"]:
@@ -517,7 +511,7 @@ def magnitudes_at(
     """Single entries of `Σ |δ|⊗|k|`, of a layer without channel groups; without features, of `Σ |δ|`."""
     total = torch.zeros(len(units), dtype=block.layer.storage.compute_dtype)
     for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        k, d = _scaled(keys), _scaled(errors)
+        k, d = keys.scaled, errors.scaled
         few = len(units) * len(d) <= d.shape[1] * k.shape[1] * 8
         if features is None:
             total += columns_of(d, units).abs().sum(dim=0)

@@ -22,8 +22,9 @@ from spotlights.interrupts import CHECK
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
 from spotlights.memory.layer_reader import LayerReader, SegmentSlots
 from spotlights.memory.reader import MemoryReader
-from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
-from spotlights.query.reducers import CountReducer, Reducer
+from spotlights.query.coefficients import Unrolled, unroll
+from spotlights.query.plan import BlockValues, LayerValue, Measure, Plan, Sweep
+from spotlights.query.reducers import CountReducer, LastReducer, Reducer
 
 BLOCK_VALUES = 1 << 22
 """Values (queries x slots) computed at once by one thread."""
@@ -45,6 +46,14 @@ class Engine(ABC):
     @abstractmethod
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         """The filled reducers of each plan. The plans themselves stay as they are."""
+
+    def each(self, task: Callable[[T], object], items: Iterable[T]) -> Iterator[object]:
+        """A task for each item, of which none needs another one's result; yields whenever one has come to its end.
+
+        Tasks train networks: torch's random numbers and thread count are those of the process, and each operation is
+        spread over the cores already. So one process runs them one after the other.
+        """
+        return map(task, items)
 
     @property
     def of_the_whole(self) -> Engine:
@@ -90,7 +99,6 @@ class Threads(Engine):
         return Threads(1)
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
-        reader.need_slots()
         threads = torch.get_num_threads()
         count = self.threads or threads
         try:
@@ -127,8 +135,8 @@ class Threads(Engine):
 
 
 def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
-    found = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
-    blocks = _checked((job, block) for job, of_job in found for block in of_job)
+    blocks_of_jobs = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
+    blocks = _checked((job, block) for job, of_job in blocks_of_jobs for block in of_job)
     if threads == 1 or sum(job.layer.slots for job in jobs) <= SMALL:
         for job, block in blocks:
             _feed(job.reducers, block, job.of(block))
@@ -213,14 +221,23 @@ class View:
         assert isinstance(filled, type(reducer))
         return filled
 
+    def values(self, *asked: tuple[str, LayerValue]) -> list[Any]:
+        """Values of whole layers, given by their names; an engine divides them."""
+        filled = self.run(*(Plan(layer, Everything(), (LastReducer(),), value) for layer, value in asked))
+        return [last.value for (last,) in filled if isinstance(last, LastReducer)]
+
+    def unrolled(self, layer: str) -> Unrolled:
+        """What multiplies δ⊗k of each of a layer's slots in its weights, as of the view's step."""
+        return self.reader.layers[layer].last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
+
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""
         return replace(self, selection=self.selection & selection)
 
     def count(self, layer: str) -> int:
         """The number of the view's slots in a layer."""
-        self.reader.need_slots()
         if isinstance(self.selection, Everything):
+            self.reader.need_slots()
             return self.reader.layer(layer).slots
         return self.reduce(layer, CountReducer()).count
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.errors import SettingError, UnsupportedError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsWarning, UnsupportedError
 from spotlights.memory.blocks import as_of, meeting
+from spotlights.memory.format.manifest import signed, unsigned
 from spotlights.memory.format.names import CALIBRATION
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.example_gradients import LayerQueries
@@ -44,6 +46,7 @@ _DEVIATIONS = 1.96
 _UNDETERMINED = 0.5
 """How much of the initial weights' spread stays in the answer, of what the linear picture says."""
 _COLUMNS = ("step", "position")
+_KIND = "calibration"
 Retrain = Callable[[list[Any]], nn.Module]
 """Trains a network on the examples with these ids, from fresh initial weights."""
 
@@ -108,34 +111,58 @@ def calibrate(
     everyone = list(range(len(ids)))
     noise = torch.stack([changes(everyone) for _ in range(seeds)])
     generator = torch.Generator().manual_seed(0)
-    expected, found = [], []
+    expected, observed = [], []
     for _ in range(halves):
         order = torch.randperm(len(ids), generator=generator)
         expected.append(-values[:, order[len(ids) // 2 :]].sum(dim=1))
-        found.append(changes(order[: len(ids) // 2].sort().values.tolist()))
-    predicted, seen = torch.stack(expected), torch.stack(found)
+        observed.append(changes(order[: len(ids) // 2].sort().values.tolist()))
+    predicted, seen = torch.stack(expected), torch.stack(observed)
     size = float(predicted.square().sum())
     scale = float((predicted * seen).sum()) / size if size else 0.0
     rest = float((seen - scale * predicted).square().mean()) - float(noise.square().mean())
     forecasts = scale**2 * float(predicted.square().mean())
     error = math.sqrt(max(rest, 0.0) / forecasts) if forecasts else 0.0
-    made = Calibration(
+    calibration = Calibration(
         scale, float(noise.square().mean().sqrt()), error, halves, seeds, len(before), asked.view.reader.steps
     )
-    text = json.dumps(asdict(made)).encode()
-    asked.view.reader.store.write(CALIBRATION, [np.frombuffer(text, np.uint8)])
-    return made
+    keep_calibration(calibration, asked.view.reader)
+    return calibration
+
+
+def keep_calibration(calibration: Calibration, reader: MemoryReader) -> None:
+    """Writes a calibration beside the memory; what was computed for hours is not lost where nothing can be written."""
+    text = json.dumps({"spotlights": _KIND, "memory": _identity(reader), **asdict(calibration)}).removesuffix("}")
+    try:
+        reader.store.write(CALIBRATION, [np.frombuffer(signed(text.encode()), np.uint8)])
+    except OSError as error:
+        message = f"{asdict(calibration)} could not be kept in {reader.address}, so forecasts do not know it: {error}."
+        warnings.warn(message, SpotlightsWarning, stacklevel=4)
 
 
 def load_calibration(reader: MemoryReader) -> Calibration | None:
-    """What `calibrate` kept, if it fits the memory."""
-    try:
-        kept = json.loads(reader.store.read(CALIBRATION))
-        made = Calibration(**kept)
-        numbers = [float(made.scale), float(made.noise), float(made.error)]
-    except (OSError, ValueError, TypeError):
+    """What `calibrate` kept; nothing if the memory is not the one that was calibrated."""
+    store, address = reader.store, reader.store.describe(CALIBRATION)
+    if not store.exists(CALIBRATION):
         return None
-    return made if made.steps == reader.steps and all(map(math.isfinite, numbers)) else None
+    try:
+        kept = unsigned(store.read(CALIBRATION), address)
+        if (kept.pop("spotlights"), kept.pop("memory")) != (_KIND, _identity(reader)):
+            return None
+        calibration = Calibration(**kept)
+        numbers, counts = (
+            (calibration.scale, calibration.noise, calibration.error),
+            (calibration.halves, calibration.seeds, calibration.inputs, calibration.steps),
+        )
+        if not (all(type(n) is float and math.isfinite(n) for n in numbers) and all(type(n) is int for n in counts)):
+            raise ValueError(f"it says {calibration!r}")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise MemoryFormatError(f"{address} cannot be used: {error}. Delete the file, or calibrate again.") from error
+    return calibration
+
+
+def _identity(reader: MemoryReader) -> list[str]:
+    """What changes whenever the memory does."""
+    return [reader.manifest.run, *(segment.checksum for segment in reader.manifest.segments[-1:])]
 
 
 def _in_unit(joint: JointInfluence, curvature: float) -> Influence:

@@ -246,11 +246,11 @@ class Influence(OverLayers):
 
 def error_size(view: View, layer: str, steps: StepNumbers) -> float:
     """The mean over slots of |c|·‖δ‖²: each step weighted by what multiplied its gradient."""
-    known, key = view.reader.layer(layer).known, ("error size", view.until)
-    if key not in known:
-        whole = as_of(view.reader, Everything(), view.until)
+
+    def find() -> float:
         reducer = ErrorSizeReducer(steps.weight.abs() if bool(steps.weight.any()) else steps.bias.abs())
-        found = view.reduce(layer, reducer, selection=whole)
-        mean = found.sum / max(found.count, 1)
-        known[key] = mean if mean > 0 else 1.0
-    return known[key]
+        errors = view.reduce(layer, reducer, selection=as_of(view.reader, Everything(), view.until))
+        mean = errors.sum / max(errors.count, 1)
+        return mean if mean > 0 else 1.0
+
+    return view.reader.layer(layer).once(("error size", view.until), find)

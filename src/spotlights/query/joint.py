@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError, UnsupportedError
-from spotlights.memory.blocks import Block, Everything, OneOf, Selection, as_of
+from spotlights.memory.blocks import Block, Everything, as_of
 from spotlights.memory.format.columns import MISSING_INT
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
@@ -36,7 +36,7 @@ from spotlights.query.example_gradients import Gram, LayerGradients, LayerQuerie
 from spotlights.query.measured import LayerMeasured
 from spotlights.query.plan import BlockValues, Measure
 from spotlights.query.reducers import Reducer
-from spotlights.query.suspects import loss_scale
+from spotlights.query.suspects import loss_scale, own_slots
 from spotlights.sparse_rows import dense
 
 LOSSES = ("classes", "squared", "tokens")
@@ -59,7 +59,7 @@ _SIGNED = 64
 class VisitErrorsReducer(Reducer):
     """The errors of each visit, added up over its rows: their squares, and the errors themselves where they are few."""
 
-    adds = ("total", "size", "answers", "found")
+    adds = ("total", "size", "answers", "visits_found")
     out_features: int
     per_step: Float[Tensor, "steps"]
     """What to multiply errors by."""
@@ -68,7 +68,7 @@ class VisitErrorsReducer(Reducer):
         self.total, self.size, self.answers = 0.0, 0.0, 0
         """Σ|Σ_j e_j| and Σ|e_j|: next to nothing of the first is left where errors are those of probabilities. And how
         many rows have an error at all."""
-        self.found: list[tuple[Tensor, ...]] = []
+        self.visits_found: list[tuple[Tensor, ...]] = []
         """Examples, steps, squares, sums and numbers of rows."""
 
     def update(self, block: Block, values: Any) -> None:
@@ -77,8 +77,8 @@ class VisitErrorsReducer(Reducer):
         squares = torch.zeros(len(block), dtype=torch.float64)
         sums = torch.zeros(len(block), self.out_features if self.out_features <= _SIGNED else 0, dtype=torch.float64)
         for errors in block.errors():
-            scale = self.per_step[steps[errors.place]]
-            rows = dense(errors.rows).double() * (scale if errors.scale is None else scale * errors.scale)[:, None]
+            scale = errors.times_scale(self.per_step[steps[errors.place]])
+            rows = dense(errors.rows).double() * scale[:, None]
             self.total += float(rows.sum(dim=1).abs().sum())
             self.size += float(rows.abs().sum())
             squares[errors.place] = rows.square().sum(dim=1)
@@ -88,7 +88,7 @@ class VisitErrorsReducer(Reducer):
         pairs = torch.stack([examples[known], steps[known].long()], dim=1)
         visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
         none = torch.zeros(len(visits), dtype=torch.float64)
-        self.found.append(
+        self.visits_found.append(
             (
                 visits,
                 none.index_add(0, owner, squares[known]),
@@ -99,9 +99,11 @@ class VisitErrorsReducer(Reducer):
 
     def result(self) -> tuple[Tensor, ...]:
         """The same for each visit once, sorted by example and step."""
-        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.found, strict=True))
+        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.visits_found, strict=True))
         visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        return visits, *(each.new_zeros(len(visits), *each.shape[1:]).index_add(0, owner, each) for each in amounts)
+        return visits, *(
+            amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +126,9 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     reader, recorded = view.reader, view.reader.layer(layer)
     steps = max(reader.steps, 1)
     reducer = VisitErrorsReducer(recorded.entry.out_features, loss_scale(reader.log(layer), steps))
-    filled = view.reduce(layer, reducer, selection=_own_slots(reader, recorded, view.until))
-    visits, squares, sums, rows = filled.result() if filled.found else (torch.empty(0), *[torch.empty(0)] * 3)
+    slots = own_slots(reader, recorded, as_of(reader, Everything(), view.until))
+    filled = view.reduce(layer, reducer, selection=slots)
+    visits, squares, sums, rows = filled.result() if filled.visits_found else (torch.empty(0), *[torch.empty(0)] * 3)
     if not len(visits):
         raise UnsupportedError(f'No slot of "{layer}" belongs to an example: the joint estimate has nothing to go by.')
     if loss is None:
@@ -171,21 +174,11 @@ def _step_numbers(reader: MemoryReader, layer: str, until: int) -> Float[Tensor,
     numbers = torch.zeros(max(reader.steps, 1), dtype=torch.float64)
     for name in (layer, *reader.layers):
         unrolled = unroll_plainly(reader, name, until)
-        found = unrolled.weight if bool(unrolled.weight.any()) else unrolled.bias
-        if bool(found.any()):
-            numbers[: len(found)] = found
+        per_step = unrolled.weight if bool(unrolled.weight.any()) else unrolled.bias
+        if bool(per_step.any()):
+            numbers[: len(per_step)] = per_step
             break
     return numbers
-
-
-def _own_slots(reader: MemoryReader, recorded: LayerReader, until: int) -> Selection:
-    """All slots of a layer up to a step, without those of an embedding that shares its weight."""
-    selection = as_of(reader, Everything(), until)
-    if recorded.entry.turned:
-        strings = reader.manifest.columns["module"].strings
-        own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
-        selection = selection & OneOf("module", own, "the layer itself")
-    return selection
 
 
 # -- the estimate -----------------------------------------------------------------------------------

@@ -74,10 +74,11 @@ def through_curvature(view: View, name: str, asked: LayerQueries, visits: VisitN
 
 
 def _error_moment(view: View, name: str, visits: VisitNumbers) -> Float[Tensor, "out_features *out_features"]:
-    layer, key = view.reader.layer(name), ("error moment", view.until)
-    if key not in layer.known:
-        selection = as_of(view.reader, Everything(), view.until)
+    layer = view.reader.layer(name)
+
+    def find() -> Tensor:
         reducer = ErrorMomentsReducer(visits, layer.entry.out_features, layer.storage.compute_dtype)
-        found = view.reduce(name, reducer, selection=selection)
-        layer.known[key] = found.sum / max(found.count, 1)
-    return layer.known[key]
+        errors = view.reduce(name, reducer, selection=as_of(view.reader, Everything(), view.until))
+        return errors.sum / max(errors.count, 1)
+
+    return layer.once(("error moment", view.until), find)

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.files import writable
+from spotlights.memory.files import write_whole
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store.local import read_file
 from spotlights.query.engine import Engine, Threads
@@ -78,8 +78,7 @@ class Shard(Engine):
         text = json.dumps({"format": _FORMAT, **described, "about": about})
         tensors = {name: t.contiguous() for name, t in self._tensors.items()}
         content = save(tensors, metadata={"part": text, "checksum": checksum_of_part(text, tensors)})
-        with writable(path):
-            Path(path).write_bytes(content)
+        write_whole(path, content)
 
 
 class Merged(Engine):

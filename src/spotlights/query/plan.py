@@ -40,6 +40,17 @@ class Measure(ABC):
         """How to compute the values of a layer's slots."""
 
 
+class LayerValue(Measure):
+    """One value for a whole layer, found without looking at slots one by one; `View.values` asks for it."""
+
+    @abstractmethod
+    def value(self, reader: MemoryReader, layer: str) -> Any:
+        """The value."""
+
+    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
+        return Sweep(lambda selection: iter([(Block(reader.layer(layer), ()), self.value(reader, layer))]))
+
+
 @dataclass(frozen=True)
 class Plan:
     """One pass over the selected slots of a layer."""

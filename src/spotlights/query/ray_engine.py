@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import importlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +26,7 @@ from spotlights.query.engine import SMALL, Engine, Threads
 from spotlights.query.plan import BlockValues, Measure, Plan, Sweep
 from spotlights.query.reducers import Reducer
 
+T = TypeVar("T")
 _TASKS_PER_CPU, _MOST_TASKS_PER_CPU, _SEGMENTS_PER_TASK = 4, 16, 16
 """Smaller tasks end at about the same time, and a slow worker takes fewer of them: in a large memory, up to so many
 tasks of at least so many segments. benchmarks/scan_simulation.py says how much that saves."""
@@ -48,8 +49,7 @@ class Ray(Engine):
     that what they have read stays with them."""
 
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
-        reader.need_files()
-        if sum(reader.layers[plan.layer].slots for plan in plans) <= SMALL:
+        if reader.local or sum(reader.layers[plan.layer].slots for plan in plans) <= SMALL:
             return Threads().run(plans, reader)
         ray = _connected(self.address)
         segments = max(len(reader.layers[plan.layer].segments) for plan in plans)
@@ -79,6 +79,24 @@ class Ray(Engine):
         finally:  # Ctrl-C, a question that nobody waits for, or a task that failed
             for left in waiting:
                 ray.cancel(left)
+
+    def each(self, task: Callable[[T], object], items: Iterable[T]) -> Iterator[object]:
+        """Side by side, in processes of the cluster."""
+        ray = _connected(self.address)
+        run, sent = ray.remote(_call), ray.put(task)
+        waiting = [run.remote(sent, item) for item in items]
+        try:
+            while waiting:
+                ended, waiting = ray.wait(waiting, timeout=_SECONDS)
+                check()
+                yield from ray.get(ended)
+        finally:
+            for left in waiting:
+                ray.cancel(left)
+
+
+def _call(task: Callable[[T], object], item: T) -> object:
+    return task(item)
 
 
 def _connected(address: str | None) -> Any:
@@ -132,8 +150,8 @@ _sent: WeakKeyDictionary[MemoryReader, tuple[str, Any]] = WeakKeyDictionary()
 
 
 def _size_of_answer(plans: Sequence[Plan]) -> int:
-    made = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
-    return sum(value.nbytes for value in made if isinstance(value, Tensor))
+    held = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
 class _Array(NamedTuple):
@@ -156,9 +174,9 @@ def _question(reducer: Reducer) -> Reducer:
 
 def _answer(reducer: Reducer) -> dict[str, Any]:
     """The rest of a reducer."""
-    found = {name: value for name, value in vars(reducer).items() if name not in vars(_question(reducer))}
-    plain = {n: v for n, v in found.items() if isinstance(v, Tensor) and v.dtype != torch.bfloat16}
-    return found | {name: _Array(value.numpy()) for name, value in plain.items()}
+    answer = {name: value for name, value in vars(reducer).items() if name not in vars(_question(reducer))}
+    plain = {n: v for n, v in answer.items() if isinstance(v, Tensor) and v.dtype != torch.bfloat16}
+    return answer | {name: _Array(value.numpy()) for name, value in plain.items()}
 
 
 def _filled(reducer: Reducer, answer: dict[str, Any]) -> Reducer:

@@ -279,8 +279,7 @@ class OutputReducer(Reducer):
         weight, bias = (per_step[steps].to(values.dtype) for per_step in (self.weight, self.bias))
         weights = values * weight + bias
         for errors in block.errors():
-            some = weights[:, errors.place]
-            self.output += weighted_sum(some if errors.scale is None else some * errors.scale, errors.rows)
+            self.output += weighted_sum(errors.times_scale(weights[:, errors.place]), errors.rows)
 
 
 @dataclass(eq=False)
@@ -371,9 +370,8 @@ class KeySumsReducer(Reducer):
         for keys in block.keys():  # noqa: SIM118 (not a dict)
             rows = keys.rows
             members = torch.zeros(len(self.counts), len(rows), dtype=rows.dtype)
-            ones = torch.ones(len(rows)) if keys.scale is None else keys.scale
-            members.scatter_(0, codes[keys.place][None], ones.to(rows.dtype)[None])
-            self.sums += weighted_sum(members, rows)
+            members.scatter_(0, codes[keys.place][None], 1.0)
+            self.sums += weighted_sum(keys.times_scale(members), rows)
             self.smallest = min(self.smallest, float(rows.min()))
 
     def merge(self, other: Any) -> None:
@@ -410,7 +408,7 @@ class ErrorSizeReducer(Reducer):
     def update(self, block: Block, values: Any) -> None:
         scales = self.per_step[block.column("step")]
         for errors in block.errors():
-            scale = scales[errors.place] if errors.scale is None else scales[errors.place] * errors.scale.square()
+            scale = errors.times_scale(errors.times_scale(scales[errors.place]))
             rows = errors.rows.amounts if isinstance(errors.rows, SparseRows) else errors.rows
             self.sum += float(rows.square().sum(dim=1).double() @ scale)
             self.count += len(errors.rows)
@@ -428,8 +426,7 @@ class AllKeysReducer(Reducer):
 
     def update(self, block: Block, values: Any) -> None:
         for keys in block.keys():  # noqa: SIM118 (not a dict)
-            rows = dense(keys.rows) if keys.scale is None else dense(keys.rows) * keys.scale[:, None]
-            self.blocks.append((block.slots[keys.place], rows.to(torch.float32, copy=True)))
+            self.blocks.append((block.slots[keys.place], dense(keys.scaled).to(torch.float32, copy=True)))
 
     def result(self) -> Float[Tensor, "slots in_features"]:
         if not self.blocks:
@@ -475,9 +472,9 @@ def add_moments(moments: Tensor, keys: Iterable[StoredRows], visits: Tensor | No
     """Adds all but the last row, which follows by symmetry."""
     for some in keys:
         if isinstance(some.rows, SparseRows) and some.rows.places.shape[1] == 1 and visits is None:
-            _add_tokens(moments, some.rows, some.scale)
+            _add_tokens(moments, some.scaled)
             continue
-        rows = dense(some.rows) if some.scale is None else dense(some.rows) * some.scale[:, None]
+        rows = dense(some.scaled)
         counts = None if visits is None else visits[some.place].to(rows.dtype)
         weighted = rows if counts is None else rows * counts[:, None]
         moments[:-1, :-1] += weighted.T @ rows
@@ -485,11 +482,9 @@ def add_moments(moments: Tensor, keys: Iterable[StoredRows], visits: Tensor | No
         moments[-1, -1] += len(rows) if counts is None else counts.sum()
 
 
-def _add_tokens(moments: Tensor, rows: SparseRows, scale: Tensor | None) -> None:
+def _add_tokens(moments: Tensor, rows: Any) -> None:
     """The same for keys with one number each: nothing but the diagonal and the last column."""
-    amounts = rows.amounts.flatten().double()
-    amounts = amounts if scale is None else amounts * scale
-    places = rows.places.flatten()
+    places, amounts = rows.places.flatten(), rows.amounts.flatten().double()
     moments.diagonal()[:-1].index_add_(0, places, amounts.square())
     moments[:-1, -1].index_add_(0, places, amounts)
     moments[-1, -1] += len(places)

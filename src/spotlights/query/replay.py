@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from spotlights.errors import UnsupportedError
-from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks
+from spotlights.memory.blocks import Everything, StepBlocks
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers.replayed import MakeOptimizer, ReplayedRule, options_of
 from spotlights.query.contraction import gradient_of
-from spotlights.query.plan import Measure, Sweep
+from spotlights.query.plan import LayerValue
 
 Parameters = dict[str, dict[str, Tensor]]
 
@@ -25,17 +24,17 @@ def is_replayed(reader: MemoryReader) -> bool:
 
 
 @dataclass(frozen=True)
-class Replay(Measure):
+class Replay(LayerValue):
     """The parameters of all layers after `until` steps of an optimizer that gets the gradients of the slots.
 
-    A sweep over all steps of all layers together, forwards in time; its one value is the parameters at the end.
+    Goes over all steps of all layers together, forwards in time, whatever the layer that is asked about.
     """
 
     until: int
     make: MakeOptimizer | None
     """The optimizer's class; None for the one of `torch.optim` that has the recorded name."""
 
-    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
+    def value(self, reader: MemoryReader, layer: str) -> Parameters:
         name = reader.manifest.optimizer
         make = self.make or getattr(torch.optim, name, None)
         if make is None:
@@ -46,16 +45,11 @@ class Replay(Measure):
             )
         if name == torch.optim.LBFGS.__name__:
             raise UnsupportedError(f"{name} computes several gradients in one step: it cannot be run again to verify.")
-
-        def blocks(selection: Selection) -> Iterator[tuple[Block, Parameters]]:
-            try:
-                with torch.inference_mode(False), torch.enable_grad():
-                    parameters = _Replay(reader).run(self.until, make)
-            except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError, AttributeError) as error:
-                raise UnsupportedError(f"{name} cannot be run again on recorded gradients: {error}") from error
-            yield Block(reader.layer(layer), ()), parameters
-
-        return Sweep(blocks)
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                return _Replay(reader).run(self.until, make)
+        except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError, AttributeError) as error:
+            raise UnsupportedError(f"{name} cannot be run again on recorded gradients: {error}") from error
 
 
 class _Replay:
@@ -83,14 +77,14 @@ class _Replay:
                     if logged["active"]:  # else the optimizer may not hold the parameter, and the log has no options
                         group.update(options_of(logged, optimizer.defaults))
                 optimizer.step()
-        made: Parameters = {}
+        trained: Parameters = {}
         for layer, entry in self._reader.manifest.layers.items():
             names = (*entry.weight_columns, *entry.bias_names)
-            made[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
+            trained[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
             for p in entry.trained:
                 shadow = self._shadows[layer, p].detach().double()
-                made[layer][p] = entry.kept(shadow) if p == "weight" else shadow.reshape(made[layer][p].shape)
-        return made
+                trained[layer][p] = entry.kept(shadow) if p == "weight" else shadow.reshape(trained[layer][p].shape)
+        return trained
 
     def _make(self, make: MakeOptimizer) -> tuple[torch.optim.Optimizer, dict[tuple[str, str], dict]]:
         groups: dict[float, dict] = {}

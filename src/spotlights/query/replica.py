@@ -7,6 +7,7 @@ shapes of the memory.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from spotlights.query.forward import Target, call_model, find_map, numbers_of_in
 
 FEW_ROWS = 32
 """A gradient of so many outer products is not multiplied out: adding them up takes less time than adding a matrix."""
+_AT_ONCE_BYTES = 64 << 20
+"""Derivatives of all numbers are computed in one pass up to this size."""
 _SAME = 1e-3
 """What the calls of a linear layer say of its gradient may differ by so much from what autograd says."""
 
@@ -70,6 +73,7 @@ class Replica:
                     "weights: neither of them has all of its gradient, so there is no history through it."
                 )
         self._linear: dict[str, _LinearLayer] = {}
+        self._at_once = True
         self._watch_linear_layers()
         self.said: Int64[Tensor, "inputs"] | None = None
         """The largest output at the last weights, for each input, if the output has classes."""
@@ -100,14 +104,33 @@ class Replica:
         numbers, calls = self._numbers_with_graph()
         others = [p for p in self._parameters if p.requires_grad]
         outputs = [added for own in calls.values() for _, added in own]
-        for place, number in enumerate(numbers):
-            last = place == len(numbers) - 1
-            own = torch.autograd.grad(number, [*others, *outputs], retain_graph=not last, allow_unused=True)
+        for own in self._derivatives(numbers, [*others, *outputs]):
             by_parameter = dict(zip(map(id, others), own, strict=False))
             errors = iter(own[len(others) :])
             by_layer = {name: _rows(used, [next(errors) for _ in used]) for name, used in calls.items()}
             del own
             yield [self._gradient_of(place, by_parameter, by_layer) for place in self._places]
+
+    def _derivatives(
+        self, numbers: Float[Tensor, "numbers"], by: Sequence[Tensor]
+    ) -> Iterator[Sequence[Tensor | None]]:
+        """Of each number, its derivatives by some tensors; of all at once where they are small and torch can."""
+        if self._at_once and 1 < len(numbers) <= _AT_ONCE_BYTES // max(1, sum(tensor.nbytes for tensor in by)):
+            one_each = torch.eye(len(numbers), dtype=numbers.dtype, device=numbers.device)
+            options: dict[str, Any] = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # an operation without a rule for batches
+                    every = torch.autograd.grad(numbers, by, one_each, **options)
+            except (RuntimeError, Warning):
+                self._at_once = False
+            else:
+                for i in range(len(numbers)):
+                    yield [None if own is None else own[i] for own in every]
+                return
+        for place, number in enumerate(numbers):
+            last = place == len(numbers) - 1
+            yield torch.autograd.grad(number, by, retain_graph=not last, allow_unused=True)
 
     def _numbers_with_graph(self) -> tuple[Float[Tensor, "numbers"], dict[str, list[_LinearCall]]]:
         """The numbers of interest, and the calls of linear layers that they were computed by."""
@@ -144,8 +167,8 @@ class Replica:
         errors = iter(own[len(self._parameters) :])
         by_layer = {name: _rows(used, [next(errors) for _ in used]) for name, used in calls.items()}
         for place in self._places:
-            made, gradient = self._gradient_of(place, by_parameter, by_layer), by_parameter[id(place.parameter)]
-            if place.layer in self._linear and not _is_same(made, gradient):
+            from_calls, gradient = self._gradient_of(place, by_parameter, by_layer), by_parameter[id(place.parameter)]
+            if place.layer in self._linear and not _is_same(from_calls, gradient):
                 self._linear.pop(place.layer).remove()
         for place in self._places:
             place.parameter.requires_grad_(place.layer not in self._linear)
@@ -210,10 +233,10 @@ def _rows(calls: Sequence[_LinearCall], errors: Sequence[Tensor | None]) -> Oute
     return OuterSum(e[used].cpu(), x[used].cpu()) if len(used) else None
 
 
-def _is_same(made: Tensor | OuterSum | None, gradient: Tensor | None) -> bool:
+def _is_same(from_calls: Tensor | OuterSum | None, gradient: Tensor | None) -> bool:
     """Up to rounding; a gradient that is not there tells nothing."""
-    if made is None or gradient is None:
+    if from_calls is None or gradient is None:
         return False
-    full = made.value if isinstance(made, OuterSum) else made
+    full = from_calls.value if isinstance(from_calls, OuterSum) else from_calls
     gradient = gradient.cpu()
     return full.shape == gradient.shape and bool((full - gradient).norm() <= _SAME * gradient.norm())

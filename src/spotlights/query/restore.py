@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spotlights.errors import SettingError, UnsupportedError
+from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnsupportedError
 from spotlights.memory.blocks import Block, Selection
 from spotlights.memory.format.columns import MISSING_INT
 from spotlights.memory.reader import MemoryReader
-from spotlights.optimizers import WEIGHTS, rule_for, rule_named, rule_of_parameter
+from spotlights.optimizers import WEIGHTS, UpdateRule, rule_for, rule_named, rule_of_parameter
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map
 from spotlights.query.plan import Plan
@@ -45,14 +45,14 @@ def visits_of(view: View, selections: Sequence[Selection]) -> tuple[Visits, Visi
     """From slots: whom each step saw in any layer, and those among them that are selected."""
     view.reader.need_visits("whom each step saw", "Rewind a recipe")
     view.reader.need_all_slots("To rewind takes")
-    found = []
+    visits = []
     for several in ([view.selection], [view.selection & selection for selection in selections]):
         plans = [Plan(layer, selection, (VisitsReducer(),)) for layer in view.reader.layers for selection in several]
         together = VisitsReducer()
         for (filled,) in view.run(*plans):
             together.merge(filled)
-        found.append(together.visits)
-    return found[0], found[1]
+        visits.append(together.visits)
+    return visits[0], visits[1]
 
 
 def start_before(reader: MemoryReader, first: int) -> int:
@@ -76,16 +76,43 @@ def put_back(reader: MemoryReader, step: int, model: nn.Module, optimizer: torch
         raise SettingError(f"Give the optimizer, too: memory.rewind(model, optimizer, …). It was {manifest.optimizer}.")
     if rule_for(optimizer) is not rule:
         raise SettingError(f"{type(optimizer).__name__} was given; the run had {manifest.optimizer}.")
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    try:
+        weights, states, options = _read(reader, step, model, optimizer, rule)
+        buffers = dict(model.named_buffers())
+        kept = [(buffers[name], rows[step]) for name, rows in reader.statistics.items()]
+        pairs = [(value, stored.reshape(value.shape)) for value, stored in [*weights, *kept]]
+    except SpotlightsError:
+        raise
+    except Exception as error:
+        raise MemoryFormatError(f"{reader.address} cannot be rewound to step {step}: {error!r}.") from error
+    with torch.no_grad():  # nothing has changed before all of it was read
+        for value, stored in pairs:
+            value.copy_(stored)
+    for group, changed in options:
+        group.update(changed)
+    optimizer.state.clear()
+    optimizer.state.update({parameter: state for parameter, state in states.items() if state})
+
+
+def _read(
+    reader: MemoryReader, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, rule: UpdateRule
+) -> tuple[
+    list[tuple[Tensor, Tensor]], dict[nn.Parameter, dict[str, Any]], list[tuple[dict[str, Any], dict[str, Any]]]
+]:
+    """The parameters with their values, the optimizer's state, and its groups with their options."""
+    manifest = reader.manifest
+    groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    changed = [dict(group) for group in optimizer.param_groups]
     states: dict[nn.Parameter, dict[str, Any]] = {}
     weights: list[tuple[Tensor, Tensor]] = []
     for layer, entry in manifest.layers.items():
         _, linear = find_map(model, entry.modules[0], entry)
         for name in entry.trained:
             part, own_rule = linear.parameters[name], rule_of_parameter(entry.rules, name, rule)
-            group, state = groups.get(id(part.parameter)), states.setdefault(part.parameter, {})
-            if group is None:
+            number, state = groups.get(id(part.parameter)), states.setdefault(part.parameter, {})
+            if number is None:
                 raise SettingError(f'The optimizer does not hold "{layer}.{name}", which the recorded one trained.')
+            group = changed[number]
             (row,) = own_rule.read(reader.log(layer).rule[name][step : step + 1])
             weights.append((part.value, _own(reader, layer, name, step, WEIGHTS)))
             for key in own_rule.states:
@@ -102,14 +129,7 @@ def put_back(reader: MemoryReader, step: int, model: nn.Module, optimizer: torch
                     f"The memory does not have all of the state of {manifest.optimizer}, or another optimizer was "
                     'given. A recording with keep="recipe" has all.'
                 )
-    with torch.no_grad():
-        for value, kept in weights:
-            value.copy_(kept.reshape(value.shape))
-        buffers = dict(model.named_buffers())
-        for name, rows in reader.statistics.items():
-            buffers[name].copy_(rows[step])
-    optimizer.state.clear()
-    optimizer.state.update({parameter: state for parameter, state in states.items() if state})
+    return weights, states, list(zip(optimizer.param_groups, changed, strict=True))
 
 
 def _own(reader: MemoryReader, layer: str, name: str, step: int, key: str) -> Tensor:

@@ -11,7 +11,7 @@ with the label, and the examples of other classes that look most like it to the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,14 +19,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.blocks import Block, Everything, OneOf, as_of
+from spotlights.memory.blocks import Block, Everything, OneOf, Selection, as_of
 from spotlights.memory.layer_reader import LayerReader
-from spotlights.memory.reader import StepLog
+from spotlights.memory.reader import MemoryReader, StepLog
 from spotlights.query.columns import Grouping, Visits, grouping
 from spotlights.query.distinct_keys import KeysOfSlots
 from spotlights.query.engine import View
-from spotlights.query.plan import Plan
-from spotlights.query.reducers import LastReducer, Reducer
+from spotlights.query.reducers import Reducer
 from spotlights.results.answers import Label
 from spotlights.results.suspects import NOTE, Suspects
 from spotlights.sparse_rows import dense
@@ -79,8 +78,7 @@ class ErrorSumsReducer(Reducer):
         self.counts += self.grouping.counts(block)
         self.last.scatter_reduce_(0, codes, block.slots, "amax")
         for errors in block.errors():
-            scale = scales[errors.place] if errors.scale is None else scales[errors.place] * errors.scale
-            scaled = dense(errors.rows).double() * scale[:, None]
+            scaled = dense(errors.rows).double() * errors.times_scale(scales[errors.place])[:, None]
             self.sums.index_add_(0, codes[errors.place], scaled)
             self.sizes.index_add_(0, codes[errors.place], scaled.norm(dim=1))
             least, most = scaled.aminmax(dim=1)  # p − 1 of the label, and p of the first among the others
@@ -112,11 +110,7 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
     name = list(reader.layers)[-1] if layer is None else layer
     recorded = reader.layer(name)
     examples = grouping(view, recorded, "example")
-    selection = view.selection
-    if recorded.entry.turned:  # slots of an embedding that shares the weight have no errors of classes
-        strings = reader.manifest.columns["module"].strings
-        own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
-        selection = selection & OneOf("module", own, "the layer itself")
+    selection = own_slots(reader, recorded, view.selection)  # those of an embedding have no errors of classes
     per_step = loss_scale(reader.log(name), reader.steps)
     rows = view.reduce(
         name, StepRowsReducer(max(reader.steps, 1)), selection=as_of(reader, Everything(), view.until)
@@ -132,8 +126,8 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
         raise UnsupportedError(f'The errors of "{name}" are not those of classes: ask for suspects of all examples.')
     classes = errors.sums.argmin(dim=1)  # the label's error alone is negative
     if per_class:
-        each = [order[classes[order] == number][:k] for number in range(recorded.entry.out_features)]
-        order = torch.cat(each)
+        by_class = [order[classes[order] == number][:k] for number in range(recorded.entry.out_features)]
+        order = torch.cat(by_class)
     else:
         order = order[:k]
     answers: list[int | None] = [None] * len(order)
@@ -172,18 +166,26 @@ def _rivals(
     """For each suspect the nearest examples of other classes, by the cosine of the layer's keys at the last visits."""
     if recorded.slots and len(seen) * recorded.entry.in_features * 4 > _KEY_BYTES:
         return [[] for _ in order]
-    last = Plan(recorded.name, Everything(), (LastReducer(),), KeysOfSlots(errors.last[seen]))
-    ((filled,),) = view.engine.of_the_whole.run([last], view.reader)
-    assert isinstance(filled, LastReducer)
-    keys = torch.nn.functional.normalize(filled.value.float(), dim=1)
-    found: list[list[Label]] = []
+    whole = replace(view, engine=view.engine.of_the_whole)
+    (keys,) = whole.values((recorded.name, KeysOfSlots(errors.last[seen])))
+    keys = torch.nn.functional.normalize(keys.float(), dim=1)
+    rivals: list[list[Label]] = []
     for some in order.split(256):
         own = torch.searchsorted(seen, some)
         alike = (keys[own] @ keys.T).masked_fill(classes[some][:, None] == classes[seen][None], float("-inf"))
         values, nearest = alike.topk(min(RIVALS, len(seen)), dim=1)
         pairs = zip(values.tolist(), seen[nearest].tolist(), strict=True)
-        found += [[labels[at] for value, at in zip(*pair, strict=True) if value > float("-inf")] for pair in pairs]
-    return found
+        rivals += [[labels[at] for value, at in zip(*pair, strict=True) if value > float("-inf")] for pair in pairs]
+    return rivals
+
+
+def own_slots(reader: MemoryReader, recorded: LayerReader, selection: Selection) -> Selection:
+    """Without the slots of an embedding that shares the layer's weight."""
+    if not recorded.entry.turned:
+        return selection
+    strings = reader.manifest.columns["module"].strings
+    own = tuple(strings.index(path) for path in recorded.entry.modules if path in strings)
+    return selection & OneOf("module", own, "the layer itself")
 
 
 def loss_scale(log: StepLog, steps: int) -> Float[Tensor, "steps"]:

@@ -6,7 +6,7 @@ step, or of an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,7 @@ from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.format.names import probed_entries
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import plain
-from spotlights.query.engine import View
-from spotlights.query.forward import parameters_of
+from spotlights.query.forward import parameters_of, same
 
 
 @dataclass(frozen=True)
@@ -78,48 +77,3 @@ def moved_at_the_end(reader: MemoryReader, layer: str) -> bool:
         same(final[f"{layer}/{name}"].reshape(-1)[probed_entries(final[f"{layer}/{name}"].numel())], probed[-1])
         for name, probed in log.probed.items()
     )
-
-
-def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
-    """Equal, up to the rounding of the coarser of two types."""
-    eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    return torch.allclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
-
-
-def what_differs(
-    view: View, of_model: Callable[[str], Mapping[str, Float[Tensor, "..."]]], layers: Sequence[str]
-) -> str | None:
-    """Whether a model has other weights than the memory after the view's last step; of which step, if it has.
-
-    Compares the probed entries alone; `of_model` gives the model's parameters of a layer.
-    """
-    reader, until = view.reader, view.until
-    if reader.manifest.fold is not None:
-        return None
-    own, recorded = {}, {}
-    for layer in layers:
-        entry, known = reader.layers[layer].entry, reader.layers[layer].known
-        if known.get("entries", (None,))[0] != until:  # the last ones are kept with the layer
-            known["entries"] = until, {name: _entries(reader, layer, name, until) for name in entry.trained}
-        parameters = of_model(layer)
-        for name, (place, entries) in known["entries"][1].items():
-            own[layer, name] = parameters[name].reshape(-1)[place].to(entries)
-            recorded[layer, name] = entries
-    different = [key for key, entries in own.items() if not same(entries, recorded[key])]
-    if not different:
-        return None
-    for step in range(reader.steps, -1, -1):
-        if all(same(entries, _entries(reader, layer, name, step)[1]) for (layer, name), entries in own.items()):
-            return f"the model differs from the memory: it has the weights of step {step}: use memory.as_of({step})"
-    far = max(float((own[key].double() - recorded[key].double()).norm() / own[key].double().norm()) for key in own)
-    named = ", ".join(dict.fromkeys(layer for layer, _ in different))
-    return (
-        f"the model differs from the memory, whose weights are those after step {until}: by up to {far:.1%} in {named}"
-    )
-
-
-def _entries(reader: MemoryReader, layer: str, name: str, step: int) -> tuple[slice, Float[Tensor, "entries"]]:
-    """Which entries of a parameter were probed, and what they were after a step."""
-    flat = reader.initial[f"{layer}/{name}"].reshape(-1)
-    place = probed_entries(flat.numel())
-    return place, reader.log(layer).probed[name][step - 1] if step else flat[place]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spotlights.memory.blocks import Everything, OneOf, Selection, as_of
 from spotlights.memory.layer_reader import LayerReader
-from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled, unroll
+from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled
 from spotlights.query.columns import cells
 from spotlights.query.contraction import WeightShare
 from spotlights.query.engine import Progress, Turn, View
@@ -31,12 +31,12 @@ from spotlights.sparse_rows import Numbers
 
 def slot_part(view: View, layer: str, *, selection: Selection | None = None) -> WeightShare:
     """What the view's slots (or another selection) add to a layer's weight and biases."""
-    return _summed(view, layer, unroll(view.reader, layer, view.until), selection).share
+    return _summed(view, layer, view.unrolled(layer), selection).share
 
 
 def initial_part(view: View, layer: str, unrolled: Unrolled | None = None) -> WeightShare:
     """What is left of the initial weight and biases, and of the optimizer's state as recording began."""
-    unrolled = unrolled or unroll(view.reader, layer, view.until)
+    unrolled = unrolled or view.unrolled(layer)
     if isinstance(unrolled, StepNumbers):
         return unrolled.initial
     known, key = view.reader.layer(layer).known, ("initial", unrolled.until)
@@ -53,7 +53,7 @@ def rounding_part(view: View, layer: str, unrolled: Unrolled | None = None) -> W
     leave of the weights, at the entries where there was such a gradient; where the weights of that step are not known,
     what the recorded slots say.
     """
-    unrolled = unrolled or unroll(view.reader, layer, view.until)
+    unrolled = unrolled or view.unrolled(layer)
     if isinstance(unrolled, StepNumbers):
         return None
     known, key = view.reader.layer(layer).known, ("rounding", unrolled.until)
@@ -86,7 +86,7 @@ def untaught_part(view: View, layer: str, unrolled: Unrolled | None = None) -> W
 
 def view_part(view: View, layer: str) -> WeightShare:
     """The weight and biases that the view's slots, the initial part and rounding make up."""
-    unrolled = unroll(view.reader, layer, view.until)
+    unrolled = view.unrolled(layer)
     share = _summed(view, layer, unrolled, None).share
     return share + untaught_part(view, layer, unrolled)
 
@@ -101,15 +101,13 @@ def view_parameters(view: View, layer: str) -> dict[str, Tensor]:
 
 def slot_outputs(view: View, layer: str, queries: Numbers) -> Float[Tensor, "queries out_features"]:
     """What the view's slots add to the layer's output, in float64."""
-    unrolled, recorded = unroll(view.reader, layer, view.until), view.reader.layer(layer)
+    unrolled, recorded = view.unrolled(layer), view.reader.layer(layer)
     if isinstance(unrolled, StepNumbers) and recorded.entry.groups == 1:
         reducer = OutputReducer(len(queries), recorded.entry.out_features, unrolled.weight, unrolled.bias)
         return view.reduce(layer, reducer, Score(queries)).output
     # A slot has a matrix of its own, or a score for each group of channels: adding up the slots first is cheaper.
-    known, key = recorded.known, ("slots", view.until)
-    if key not in known or known[key][0] != view.selection:
-        known[key] = view.selection, _summed(view, layer, unrolled, None).share
-    return known[key][1].output(queries)
+    key = view.until, view.selection
+    return recorded.last("slots", key, lambda: _summed(view, layer, unrolled, None).share).output(queries)
 
 
 def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection | None) -> WeightsReducer:
@@ -135,7 +133,7 @@ _ALL = -1
 
 def has_group_weights(view: View) -> bool:
     """Whether every step has one coefficient for all its slots. Under Adam only a sweep finds the part of a group."""
-    return all(isinstance(unroll(view.reader, name, view.until), StepNumbers) for name in view.reader.layers)
+    return all(isinstance(view.unrolled(name), StepNumbers) for name in view.reader.layers)
 
 
 class GroupWeights:
@@ -168,7 +166,7 @@ class GroupWeights:
         view = replace(self._view, engine=self._view.engine.of_the_whole.in_background)
         for name, groups in self._cells.items():
             sums = WeightsReducer(view.reader.layer(name).entry, groups)
-            coefficient = Coefficient(unroll(view.reader, name, view.until))
+            coefficient = Coefficient(view.unrolled(name))
             for edge, (start, stop) in enumerate(itertools.pairwise(self.edges), start=1):
                 with turn(), _one_thread():
                     sums.merge(view.reduce(name, sums, coefficient, selection=OneOf("step", range(start, stop))))
@@ -193,15 +191,15 @@ class GroupWeights:
         others = [cell for cell in range(len(values)) if not masked(values[cell])]
 
         def terms(*signed: tuple[int, list[int]]) -> Counter[tuple[int, int]]:
-            found = Counter({(cell, last): 1 for cell in whole})
+            signs = Counter({(cell, last): 1 for cell in whole})
             for sign, some in signed:
                 for cell, (first, end) in itertools.product(some, stretches):
-                    found[cell, end] += sign
-                    found[cell, first] -= sign
-            return found
+                    signs[cell, end] += sign
+                    signs[cell, first] -= sign
+            return signs
 
         plans = terms((1, others)), terms((1, [_ALL]), (-1, whole))
-        plan = min(plans, key=lambda found: sum(sign != 0 for sign in found.values()))
+        plan = min(plans, key=lambda signs: sum(sign != 0 for sign in signs.values()))
         total = torch.zeros_like(self.total(layer))
         for (cell, edge), sign in plan.items():
             if sign:

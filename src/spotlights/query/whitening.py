@@ -20,7 +20,7 @@ from spotlights.memory.reader import KeyMoments, load_moments, save_moments
 from spotlights.query.distinct_keys import VisitedKeyMoments
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import AllKeysReducer, KeyMomentsReducer, LastReducer
+from spotlights.query.reducers import AllKeysReducer, KeyMomentsReducer
 from spotlights.sparse_rows import Numbers, SparseRows, dense
 
 STRETCHES = 48
@@ -73,10 +73,9 @@ def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dic
                 total.merge(filled)
         progress((first + stretch) / (len(steps) + stretch))
     indexed = [name for name, total in sums.items() if total.distinct_keys is not None]
-    plans = [Plan(name, Everything(), (LastReducer(),), VisitedKeyMoments(sums[name].visits)) for name in indexed]
-    for name, (last,) in zip(indexed, view.run(*plans), strict=True):
-        assert isinstance(last, LastReducer)
-        sums[name].sum += last.value
+    of_keys = view.values(*((name, VisitedKeyMoments(sums[name].visits)) for name in indexed))
+    for name, moments in zip(indexed, of_keys, strict=True):
+        sums[name].sum += moments
     return {name: total.result() for name, total in sums.items()}
 
 
@@ -103,12 +102,10 @@ def whitened_by_keys(
     """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
     _check_damping(damping)
     layer = view.reader.layer(name)
-    known = layer.known
-    if "all keys" not in known:
-        known["all keys"] = view.reduce(name, AllKeysReducer(layer.entry.in_features), selection=Everything()).result()
-    keys = known["all keys"]
+    reducer = AllKeysReducer(layer.entry.in_features)
+    keys = layer.once("all keys", lambda: view.reduce(name, reducer, selection=Everything()).result())
     if bias:
-        keys, wide = (torch.cat([each.float(), torch.ones(len(each), 1)], dim=1) for each in (keys, queries))
+        keys, wide = (torch.cat([vectors.float(), torch.ones(len(vectors), 1)], dim=1) for vectors in (keys, queries))
     else:
         wide = queries.float()
     share = rows / max(len(keys), 1)
@@ -118,9 +115,9 @@ def whitened_by_keys(
     gram = (keys @ keys.T).double()
     gram.diagonal().add_(strength / share)
     solved = torch.linalg.solve(gram, (keys @ wide.T).double())
-    made = (wide.double() - solved.T @ keys.double()) / strength
-    ones = made[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return made[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+    solution = (wide.double() - solved.T @ keys.double()) / strength
+    ones = solution[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
+    return solution[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
 
 
 def _check_damping(damping: float) -> None:

@@ -1,11 +1,11 @@
-"""The derivative of an answer with respect to each example's weight, back through every step of a recorded training.
+"""The derivative of an answer with respect to each example's weight, through every step of a recorded training.
 
-The network is trained again between checkpoints, and the weights and the optimizer's state of each step are kept. Then,
-from the last step to the first, the adjoint `∂answer/∂(weights and state)` goes back through the optimizer's update and
-through the gradient itself, which gives two products: one with the Hessian of the batch's loss, which belongs to the
-weights, and one with each example's own gradient, which is what the example did at this step. Nothing is approximated
-beyond the derivative: what is left out is that a finite change is no infinitesimal one. How much that matters is
-checked: two more trainings, each without a random tenth of the examples, are compared with what the derivative says.
+First, the network is trained again between checkpoints, and the weights and the optimizer's state before each step are
+kept. Then the adjoint `∂answer/∂(weights and state)` goes back from the last step to the first: through the optimizer's
+update, and through the gradient. The second part gives two products. The product with the Hessian of the batch's loss
+belongs to the adjoint of the weights. The product with an example's own gradient is the effect of that example at this
+step. The derivative itself is exact. Leaving an example out is a finite change, of which a derivative is the first
+order: how much that matters is checked by two more trainings, each without a random tenth of the examples.
 """
 
 from __future__ import annotations

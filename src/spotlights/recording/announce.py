@@ -1,4 +1,4 @@
-"""What a recording takes on disk, said once, at its first step with slots."""
+"""Says once, at the first step with slots, how much disk space a recording takes."""
 
 from __future__ import annotations
 

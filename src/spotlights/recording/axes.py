@@ -1,7 +1,7 @@
-"""Which axis of a layer's rows counts the examples, where the network around the layer tells.
+"""Which axis of a layer's rows counts the examples, where the modules around the layer determine it.
 
-A linear layer, an embedding or a layer norm works on any axis. Inside torch's transformer layers, their `batch_first`
-tells. If all recurrent and attention modules of a network are batch first, then so is what lies between them.
+A linear layer, an embedding or a layer norm works on any axis. Inside torch's transformer layers, `batch_first`
+decides. If all recurrent and attention modules of a network are batch first, the layers between them are too.
 """
 
 from __future__ import annotations

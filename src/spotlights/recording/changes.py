@@ -1,7 +1,8 @@
-"""What is changed in the middle of a run beside the steps of the optimizers, and is noticed before the next step.
+"""Changes in the middle of a run that are not steps of the optimizers. They are noticed before the next step.
 
-A change is logged with its step and reason. The step log marks the layers whose weights no longer follow from their
-slots alone (`names.MOVED`), so that `verify` and answers can say why.
+Examples are weights that the loop overwrites, an optimizer state that is loaded, and a module that is replaced. A
+change is logged with its step and reason. The step log marks the layers whose weights no longer follow from their slots
+alone (`names.MOVED`), so that `verify` and answers can say why.
 """
 
 from __future__ import annotations

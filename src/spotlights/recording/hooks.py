@@ -3,8 +3,8 @@
 A forward hook describes each call of a module; where a module uses its weights by `F.linear`, the uses of the weights
 are watched instead. During a backward pass, hooks on the outputs only note gradients. Keys and errors of all layers are
 computed and copied when the pass ends: between the large matrix products of a training step, the same code takes
-several times as long (measured: a third of the cost of recording). A pass that raises an error never ends, and leaves
-nothing.
+several times as long (measured: a third of the cost of recording). Of a pass that raises an error,
+nothing is recorded.
 """
 
 from __future__ import annotations

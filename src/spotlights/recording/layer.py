@@ -259,7 +259,7 @@ class RecordedLayer:
         gradient = self.witness.grad
         if gradient is None:
             return True
-        return self._version(gradient) != self._gradient_version and not _any(local(gradient))
+        return self._version(gradient) != self._gradient_version and not any_nonzero(local(gradient))
 
     # -- the step --------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class RecordedLayer:
         return [(local(p).data_ptr(), self._version(p)) for p in self.parameters.values()]
 
 
-def _any(gradient: Shaped[Tensor, "..."]) -> bool:
+def any_nonzero(gradient: Shaped[Tensor, "..."]) -> bool:
     return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
 
 

@@ -63,6 +63,8 @@ def observe_network(
     )
     with torch.inference_mode(False), torch.enable_grad():
         own = copy.deepcopy(unwrapped(model)).eval()
+        for _ in _all_weights(own, checkpoints):
+            pass  # looked at before anything is overwritten, and before the first pass
         optimizer = Observed([p for p in own.parameters() if p.requires_grad], lr=1.0)
         with warnings.catch_warnings(), Recorder(own, optimizer, store, settings) as recorder:
             warnings.simplefilter("ignore", RecordingStoppedWarning)  # an error below
@@ -103,13 +105,9 @@ def _all_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterato
     """Those of the checkpoints, then the model's own."""
     final = copy.deepcopy(model.state_dict())
     for checkpoint in checkpoints:
-        if isinstance(checkpoint, Mapping):
-            weights = checkpoint
-        elif Path(checkpoint).suffix == ".safetensors":
-            weights = load_file(checkpoint)
-        else:
-            weights = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        different = sorted(final.keys() ^ weights.keys()) or [n for n in final if final[n].shape != weights[n].shape]
+        weights = checkpoint if isinstance(checkpoint, Mapping) else _loaded(Path(checkpoint))
+        names = sorted(map(str, final.keys() ^ weights.keys()))
+        different = names or [n for n in final if final[n].shape != getattr(weights[n], "shape", None)]
         if different:
             raise SettingError(
                 f"A checkpoint is not one of this model: it differs in {', '.join(different[:5])}. Give state dicts of "
@@ -117,6 +115,22 @@ def _all_weights(model: nn.Module, checkpoints: Sequence[Checkpoint]) -> Iterato
             )
         yield weights
     yield final
+
+
+def _loaded(path: Path) -> Mapping[str, Tensor]:
+    """A file of a state dict, from which no code is run."""
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+            raise OSError("it is no file")
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(weights, Mapping):
+            raise ValueError(f"it holds a {type(weights).__name__}")
+        return weights
+    except Exception as error:
+        sentence = str(error).partition("\n")[0]
+        raise SettingError(f"{path} is no file of a state dict: {type(error).__name__}: {sentence}") from error
 
 
 def _sum_of(loss: Tensor, examples: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""The optimizers that train the recorded network, as users have them: wrapped, derived, or several.
+"""The optimizers that train the recorded network. Users wrap them, derive from them, or have several.
 
-With several optimizers, each parameter follows its own one. A step of the memory is what happens between two backward
-passes: one step of each optimizer at most.
+Each parameter follows the optimizer that holds it. A step of the memory is what happens between two backward passes: at
+most one step of each optimizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a recording keeps in place of slots, with `keep="recipe"`: batches, gradients' entries, options, checkpoints.
+"""With `keep="recipe"`, a recording keeps batches, entries of the gradients, options and checkpoints, but no slots.
 
-No module has a hook. A hook on each trained parameter notices that a backward pass has begun, and whether gradients
-were empty before: a step is made of the batches whose passes have come since.
+No module has a hook. A hook on each trained parameter notices when a backward pass begins, and whether the gradients
+were empty before it. A step consists of the batches whose backward passes have run since then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spotlights.memory.format.recipe import (
     storable,
 )
 from spotlights.optimizers.replayed import option_numbers
+from spotlights.recording.layer import any_nonzero
 from spotlights.recording.optimizers import Optimizers
 from spotlights.torch_internals import Untraced, version
 
@@ -132,7 +133,7 @@ class RecipeNotes:
             batch = self._current
             if batch is None or (self._used and self._used[-1] is batch) or not recorded():
                 return
-            if all(p.grad is None or not _any(p.grad) for p in self._parameters.values()):
+            if all(p.grad is None or not any_nonzero(p.grad) for p in self._parameters.values()):
                 self._used.clear()
             self._used.append(batch)
 
@@ -230,7 +231,3 @@ class RecipeNotes:
             if name != "params" and all(item is None or isinstance(item, bool | int | float | str) for item in items):
                 plain[name] = items if isinstance(number, tuple | list) else number
         return plain
-
-
-def _any(gradient: Tensor) -> bool:
-    return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())

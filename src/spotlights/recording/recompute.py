@@ -9,11 +9,12 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -25,13 +26,16 @@ from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
 from spotlights.memory.store import CACHE_BYTES, Cache, LocalStore, Store
 from spotlights.memory.stretches import StretchCache, StretchReader, StretchStore, finished
+from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.recording.adjoint import ExampleDerivatives, sweep_back
 from spotlights.recording.recorder import Recorder
-from spotlights.recording.rerun import Rerun, Source, relative_difference
+from spotlights.recording.rerun import Loss, Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
 
 Told = Callable[[float], object]
 """Is told the share that is done."""
+Each = Callable[[Callable[[range], object], Sequence[range]], Iterable[object]]
+"""Runs a task for each of some stretches, here or elsewhere."""
 
 
 def record(
@@ -57,7 +61,8 @@ def record(
                 run.take(step, recorder)
                 told((step + 1 - steps.start) / len(steps))
         run.compare(steps.stop)
-    off = max(run.off, _difference(source, MemoryReader(store), steps))
+    with source.readable(steps.start):
+        off = max(run.off, _difference(source, MemoryReader(store), steps))
     _note(store, off)
     return off
 
@@ -107,19 +112,23 @@ class Recomputation:
         self._cache = StretchCache(cache.root, cache.limit)
         self._lock = threading.RLock()
 
-    def reader(self, told: Told = lambda share: None) -> StretchReader:
-        """All slots as one memory; computes the stretches that have never been computed."""
-        bounds = self.source.bounds
+    def __reduce__(self) -> Any:
+        """So that a process elsewhere can compute stretches into the same cache."""
+        source, cache = self.source, self._cache
+        return _elsewhere, (source.reader.store, source.model, source.loss, source.make, cache.root, cache.limit)
+
+    def reader(self, told: Told = lambda share: None, each: Each = map) -> StretchReader:
+        """All slots as one memory; computes the stretches that have never been computed, by `each`."""
+        stretches = list(starmap(range, pairwise(self.source.bounds)))
+        missing = [stretch for stretch in stretches if not self._is_there(stretch)]
+        for done, _ in enumerate(each(self._make, missing), start=1):
+            told(done / len(missing))
         parts = []
-        for first, end in pairwise(bounds):
-            stretch = range(first, end)
-            store = StretchStore(self._path(stretch), make=partial(self._make, stretch))
-            manifest = finished(store, len(stretch))
-            if manifest is None:
+        for stretch in stretches:
+            if not self._is_there(stretch):  # computed where nobody sees this cache
                 self._make(stretch)
-                manifest = read_manifest(store)[0]
-            parts.append(Part(store, manifest, first))
-            told(end / bounds[-1])
+            store = StretchStore(self._path(stretch), make=partial(self._make, stretch))
+            parts.append(Part(store, read_manifest(store)[0], stretch.start))
         reader = StretchReader(self.source.reader, parts)
         off = reader.manifest.recomputed
         if off:
@@ -150,6 +159,10 @@ class Recomputation:
     def steps(self) -> int:
         return self.source.reader.steps
 
+    def _is_there(self, stretch: range) -> bool:
+        """Whether a stretch has been computed; its segments may be gone."""
+        return finished(LocalStore(self._path(stretch)), len(stretch)) is not None
+
     def _path(self, stretch: range) -> Path:
         """The same as long as the recipe's files of the stretch are."""
         entries = [segment.entry for segment in self.source.reader.segments]
@@ -165,6 +178,13 @@ class Recomputation:
                     break
                 except ResumeError:  # another process computes this stretch
                     time.sleep(1.0)
-                    if finished(LocalStore(path), len(stretch)) is not None and any((path / "segments").glob("*")):
+                    if self._is_there(stretch) and any((path / "segments").glob("*")):
                         break
             self._cache.make_room(path)
+
+
+def _elsewhere(
+    store: Store, model: nn.Module, loss: Loss, make: MakeOptimizer | None, root: Path, limit: int
+) -> Recomputation:
+    """A recomputation in another process."""
+    return Recomputation(Source(MemoryReader(store), model, loss, make), Cache(root, limit))

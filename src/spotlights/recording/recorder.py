@@ -175,7 +175,7 @@ class Recorder:
         self._warned: set[str] = set()
         """Of which kinds there has been a warning."""
         self._may_be_compiled = False
-        self._told_bytes = False
+        self._told_bytes = self._folded  # a folded memory does not grow with the steps
         self._staged: dict[str, LayerStep] = {}
         """The step that the optimizers are about to take, or have begun."""
         self._stepped: set[int] = set()

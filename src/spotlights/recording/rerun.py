@@ -1,7 +1,7 @@
 """A network trained again from a checkpoint of a recipe: the user's loss, and the optimizer's own steps on a copy.
 
-What happened to the gradients before a step (clipping, loss scaling) is one factor for each parameter, found from the
-entries of the gradient that the recipe kept. At each checkpoint the weights are compared.
+Whatever happened to the gradients before a step (clipping, loss scaling) is one factor for each parameter. It follows
+from the entries of the gradient that the recipe kept. At each checkpoint the weights are compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models under `torch.distributed.fsdp.fully_shard` (FSDP2): which part of each parameter this process holds.
 
-Modules compute with whole parameters, which torch gathers for each forward and backward pass, so keys and errors are
-seen as ever. What the optimizer trains, its state and its gradients are shards: some rows, of dimension 0, in each
-process. Nothing is gathered for recording while the model trains.
+Modules compute with whole parameters, which torch gathers for each forward and backward pass, so hooks
+see keys and errors as usual. What the optimizer trains, its state and its gradients are shards: some rows, of dimension
+0, in each process. Nothing is gathered for recording while the model trains.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _like(parameter: nn.Parameter) -> nn.Parameter:
 
 
 class WholeParameters:
-    """The whole parameters that a module computes with, met at its first call. Removed like the handle of a hook."""
+    """The whole parameters that a module computes with, seen at its first call. Removed like the handle of a hook."""
 
     def __init__(self, module: nn.Module, use: Callable[[], list[Any]]) -> None:
         """

@@ -1,4 +1,4 @@
-"""Running statistics of normalisations: they change in forward passes, and the network's answers depend on them."""
+"""Running statistics of normalisations. They change in forward passes, and the network's answers depend on them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Answers: small objects that print as tables, plot, and convert to pandas and numpy."""
 
+from spotlights.memory.files import write_whole
 from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
 from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
@@ -37,4 +38,5 @@ __all__ = [
     "sentence_at",
     "shown",
     "write_rows",
+    "write_whole",
 ]

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from spotlights.memory.files import write_whole
+
 STYLE = """<style>.spotlights{font:13px/1.4 system-ui,sans-serif;border-collapse:collapse}
 .spotlights{font-variant-numeric:tabular-nums}
 .spotlights caption,.spotlights tfoot td{text-align:left;font-style:italic;padding:4px 8px;opacity:.8}
@@ -26,9 +28,9 @@ class TablePage:
 
     def save(self, path: str | Path) -> Path:
         """Writes a file that any browser opens."""
-        path = Path(path)
-        path.write_text(f'<!doctype html><meta charset="utf-8"><title>Spotlights</title>{self.html}', encoding="utf-8")
-        return path
+        page = f'<!doctype html><meta charset="utf-8"><title>Spotlights</title>{self.html}'
+        write_whole(path, page.encode("utf-8", "replace"))
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return self.html

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spotlights.errors import SettingError
+from spotlights.memory.files import write_whole
 
 SUFFIXES = (".csv", ".arrow", ".parquet")
 _WRITERS = {".arrow": ("pyarrow.feather", "write_feather"), ".parquet": ("pyarrow.parquet", "write_table")}
@@ -32,17 +34,20 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
         return write_csv(rows, path)
     module, write = _WRITERS[path.suffix]
     columns = {name: _column([row.get(name) for row in rows]) for name in _names(rows)}
-    getattr(_pyarrow(module), write)(_pyarrow("pyarrow").table(columns), str(path))
+    buffer = io.BytesIO()
+    getattr(_pyarrow(module), write)(_pyarrow("pyarrow").table(columns), buffer)
+    write_whole(path, buffer.getvalue())
     return path
 
 
 def write_csv(rows: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
     """Writes one line for each row, and their names above."""
     path, rows = Path(path), list(rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=_names(rows))
-        writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    columns, text = _names(rows), io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(row.get(name, "")) for name in columns] for row in rows)
+    write_whole(path, text.getvalue().encode("utf-8", "replace"))
     return path
 
 
@@ -56,11 +61,12 @@ def _cell(value: Any) -> Any:
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Values of one type: texts where there are several."""
+    """Values of one type: texts where there are several, or numbers of more than 64 bits."""
     types = {type(value) for value in values if value is not None}
-    if len(types) <= 1 or types <= {int, float}:
+    small = all(-(2**63) <= value < 2**63 for value in values if type(value) is int)
+    if (small and types <= {int, float}) or (len(types) <= 1 and not types & {int, str}):
         return values
-    return [None if value is None else str(value) for value in values]
+    return [None if value is None else str(value).encode("utf-8", "replace").decode() for value in values]
 
 
 def _pyarrow(module: str) -> Any:

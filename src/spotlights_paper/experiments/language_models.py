@@ -46,6 +46,8 @@ CHARACTERS: Presets = {
     # A quarter of an hour at most on two cores, whatever the text; 50 epochs of Æsop's Fables.
     "laptop": replace(PAPER_CHARACTERS, steps=1900, projection=256, hidden=256, lr=2e-3, falls_from=0.5, batch=32),
     "paper": PAPER_CHARACTERS,
+    # The same in a third of the time; docs/language_models.md says what rounding changes.
+    "bfloat16": replace(PAPER_CHARACTERS, bfloat16="states", checkpoint_every=100),
     # Every visit with its errors, for exact contributions.
     "sgd": replace(
         PAPER_CHARACTERS,
@@ -92,6 +94,7 @@ WORDS: Presets = {
         unroll=35,
     ),
     "paper": PAPER_WORDS,
+    "bfloat16": replace(PAPER_WORDS, bfloat16="softmax", checkpoint_every=100),
     # Every visit with its errors, for exact contributions.
     "sgd": replace(
         PAPER_WORDS,

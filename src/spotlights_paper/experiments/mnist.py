@@ -1,10 +1,10 @@
-"""The image experiments: the paper's, on one network with ten outputs, and beyond the paper a convolutional one.
+"""The image experiments: the paper's three, on one network with ten outputs, and a convolutional network.
 
 - `spotlights run mnist-single`: MNIST alone (section 5.2; `--preset table1` for Table 1).
 - `spotlights run mnist-joint`: MNIST and Fashion-MNIST mixed (section 5.3).
-- `spotlights run mnist-continual`: MNIST, then Fashion-MNIST (section 5.4), and the masks that the paper only imagines;
-  `--preset reversed` for the other order.
-- `spotlights run mnist-cnn`: a small convolutional network with Adam on MNIST.
+- `spotlights run mnist-continual`: MNIST, then Fashion-MNIST (section 5.4), and the masks that the paper proposes but
+  does not try; `--preset reversed` for the other order.
+- `spotlights run mnist-cnn`: a small convolutional network with Adam on MNIST (not in the paper).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress on the terminal (stderr), and silence where there is none."""
+"""Progress on the terminal (stderr); silent where there is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments by name, and what run.json holds about their runs; dataclasses as JSON and back.
+"""Experiments by name, the contents of their `run.json`, and the conversion of dataclasses to JSON and back.
 
 A new experiment is a file with a dictionary `EXPERIMENTS`, and a line here.
 """

@@ -1,8 +1,9 @@
-"""`spotlights retrain-check`: what would have happened without a group? The estimate, the mask, and the truth.
+"""`spotlights retrain-check`: what happens without a group of examples? The estimate, the mask and the truth.
 
 The subject trains its network again without the group's examples. The margins of the retrained network are compared
 with the memory's estimate (influence) and with the margins of the network with the group's slots masked. A mask is no
-forecast: it takes out what the group taught, and leaves what the others taught because the group was there.
+forecast. It removes the group's slots, but keeps those of other examples as they are, although without the group these
+examples would have taught something else.
 """
 
 from __future__ import annotations

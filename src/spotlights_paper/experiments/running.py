@@ -1,12 +1,12 @@
-"""Running an experiment: a folder that holds what was found, and all that it takes to repeat it.
+"""Runs an experiment into a folder that holds the results and everything needed to repeat the run.
 
 A folder such as `runs/mnist-single-paper-0/` holds
 
 - `run.json`: settings, seed, versions, accuracies, exactness; `spotlights run --from run.json` repeats it
-- `started.json`: experiment, settings and seed from the first moment on: a run can be looked at while it trains
+- `started.json`: experiment, settings and seed, written first: a run can be looked at while it trains
 - `results.json`: every analysis
 - `model.safetensors`: the trained network
-- `run.memory/`: the memory, unless it was asked to be thrown away
+- `run.memory/`: the memory, unless `--discard-memory` was given
 """
 
 from __future__ import annotations

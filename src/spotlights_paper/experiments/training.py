@@ -1,4 +1,4 @@
-"""What the image experiments share: settings, the network, the training loop with recording, the recorded run."""
+"""What the image experiments share: settings, the network, and the training loop with recording."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Pages for people: what finished runs found, as one self-contained HTML page with its figures."""
+"""The report about finished runs: one self-contained HTML page and its figures."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,7 +17,7 @@ from spotlights_paper.report.case_figures import case_figures, describe
 from spotlights_paper.report.picture import Picture
 from spotlights_paper.report.two_levels_figure import two_levels_figure
 
-__all__ = ["write_report"]
+__all__ = ["write_gallery", "write_report"]
 
 REPORT, GALLERY, FIGURES = "report.html", "gallery.html", "figures"
 
@@ -43,6 +43,37 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
     """
     runs = list(runs)
     groups, languages = tables.gather(runs)
+    page = (
+        _pages(out)
+        .get_template(REPORT)
+        .render(
+            groups=groups,
+            languages=languages,
+            judged=statements.judge(runs),
+            titles=TITLES,
+            track=lambda items: track(items, len(items), "drawing"),
+            tables=tables,
+            pictures=test_set_figures,
+            case_figures=case_figures,
+            describe=describe,
+            two_levels_figure=two_levels_figure,
+        )
+    )
+    (out / REPORT).write_text(page, encoding="utf-8")
+    exhibits = gallery.exhibits(runs)
+    if exhibits:
+        write_gallery(exhibits, out)
+    return out / REPORT
+
+
+def write_gallery(exhibits: Sequence[gallery.Exhibit], out: Path) -> None:
+    """Writes gallery.html and its figures."""
+    page = _pages(out).get_template(GALLERY).render(exhibits=exhibits)
+    (out / GALLERY).write_text(page, encoding="utf-8")
+
+
+def _pages(out: Path) -> Environment:
+    """The templates. Their filter `png` saves a figure in the folder, and returns it as text."""
     out.mkdir(parents=True, exist_ok=True)
 
     def png(picture: Picture, folder: str = FIGURES) -> str:
@@ -59,26 +90,5 @@ def write_report(runs: Iterable[Path], out: Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["png"] = png
-    page = environment.get_template(REPORT).render(
-        groups=groups,
-        languages=languages,
-        judged=statements.judge(runs),
-        statements=statements,
-        titles=TITLES,
-        version=sl.__version__,
-        palette=palette,
-        track=lambda items: track(items, len(items), "drawing"),
-        tables=tables,
-        pictures=test_set_figures,
-        case_figures=case_figures,
-        describe=describe,
-        two_levels_figure=two_levels_figure,
-    )
-    (out / REPORT).write_text(page, encoding="utf-8")
-    exhibits = gallery.exhibits(runs)
-    if exhibits:
-        page = environment.get_template(GALLERY).render(
-            exhibits=exhibits, statements=statements, version=sl.__version__, palette=palette
-        )
-        (out / GALLERY).write_text(page, encoding="utf-8")
-    return out / REPORT
+    environment.globals.update(statements=statements, version=sl.__version__, palette=palette)
+    return environment

@@ -1,4 +1,4 @@
-"""Figures about one test image: the paper's, and what they left out. One row or column for each layer."""
+"""Figures about one test image: the paper's figures, and others that the paper does not have."""
 
 from __future__ import annotations
 

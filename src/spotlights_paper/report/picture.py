@@ -1,4 +1,4 @@
-"""What all figures of the report share: a name and a caption, names of classes, colours of tasks."""
+"""What all figures of the report share: names, captions, class names and the colours of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the same experiment and preset, with different seeds, belong together; the rows of the report's tables."""
+"""The rows of the report's tables. Runs that differ only in their seeds are averaged."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`nn.LSTM`, `nn.GRU`, `nn.RNN` and their cells.
 
-The modules run torch's fused kernels as always. Keys are in the inputs and outputs of a module. The kernels return no
-gradients of the gates, so errors are computed beside them at the end of the backward pass: the outputs are all states,
-which gives the gates of all time steps by one matrix product, and then the gradients go backward through time.
+The modules run torch's fused kernels as usual. Keys are parts of a module's inputs and outputs. The kernels return no
+gradients of the gates, so Spotlights computes the errors at the end of the backward pass: the outputs contain all
+states, one matrix product gives the gates of all time steps, and then the gradients go backward through time.
 """
 
 from spotlights.layers.recurrent.adapter import RecurrentAdapter

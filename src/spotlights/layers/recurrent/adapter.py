@@ -1,5 +1,7 @@
-"""The adapter of all recurrent modules, and one call of such a module: its keys, and its errors by a pass backward
-through layers and time. What the kinds differ in is their `Recurrence`.
+"""The adapter of all recurrent modules, and one call of such a module.
+
+Keys are in the inputs and outputs; errors come from a pass backward through layers and time. The kinds differ in their
+`Recurrence`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory that is reused from step to step.
 
-Going backward through a recurrent layer needs several times the memory of its outputs. The system's allocator returns
-blocks of that size to the system and requests them again at every step, and the system clears page after page.
+The backward pass through a recurrent layer needs several times the memory of its outputs. The system's allocator would
+return blocks of that size to the system and request them again at every step, and the system would clear every page.
 """
 
 from __future__ import annotations

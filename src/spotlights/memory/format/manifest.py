@@ -310,7 +310,7 @@ class Manifest:
         """The files that a reader needs."""
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
 
-    @property
+    @cached_property
     def slots_note(self) -> str | None:
         """What an answer from slots that are not those of the run says; None if they are."""
         if self.observed:
@@ -343,12 +343,28 @@ def signed(text: bytes) -> bytes:
     return text + _CHECKSUM + f'"{xxhash.xxh3_64_hexdigest(text)}"\n}}\n'.encode()
 
 
-def parse_manifest(content: bytes, address: str) -> Manifest:
-    """Parses and checks the content of the manifest at an address; the error says which field is wrong."""
+def unsigned(content: bytes, address: str) -> dict[str, Any]:
+    """What a signed text says; an error if it does not have its checksum."""
+    raw = _parsed(content, address)
+    if not isinstance(raw, dict) or raw.pop("checksum", None) != _checksum(content):
+        raise MemoryFormatError(f"{address} is damaged: its content does not have the checksum at its end.")
+    return raw
+
+
+def _parsed(content: bytes, address: str) -> Any:
     try:
-        raw = json.loads(content.decode())
+        return json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise MemoryFormatError(f"{address} is damaged: {error}.") from error
+
+
+def _checksum(content: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(content.rpartition(_CHECKSUM)[0])
+
+
+def parse_manifest(content: bytes, address: str) -> Manifest:
+    """Parses and checks the content of the manifest at an address; the error says which field is wrong."""
+    raw = _parsed(content, address)
     if not isinstance(raw, dict) or "format" not in raw:
         raise MemoryFormatError(f"{address} is not a Spotlights manifest: it has no format number.")
     if raw["format"] != FORMAT:
@@ -357,7 +373,7 @@ def parse_manifest(content: bytes, address: str) -> Manifest:
             "Open it with the version that wrote it, or record the run again."
         )
     stated = raw.pop("checksum", None)  # memories of earlier versions have none
-    if stated is not None and stated != xxhash.xxh3_64_hexdigest(content.rpartition(_CHECKSUM)[0]):
+    if stated is not None and stated != _checksum(content):
         raise MemoryFormatError(
             f"{address} is damaged: its content does not have the checksum at its end. Restore it from a copy of the "
             "memory."
@@ -409,6 +425,7 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(fault)
 
     fold, sample, snapshots = manifest.fold, manifest.sample, manifest.snapshots
+    need(manifest.observed >= 0, f"it was observed at {manifest.observed} sets of weights")
     need(not manifest.run or _is_hexadecimal(manifest.run), f"it is of the run {manifest.run!r}")
     need(0 <= manifest.rank < manifest.ranks <= _MOST_RANKS, f"it is of process {manifest.rank} of {manifest.ranks}")
     need(sample is None or (0 < sample.rows <= 1 and 0 < sample.steps <= 1), f"it is a sample of {sample}")

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 MANIFEST, INITIAL, FINAL = "memory.json", "initial.safetensors", "final.safetensors"
 MOMENTS = "moments.safetensors"
 CALIBRATION = "calibration.json"
-"""Derived by readers from the segments (`memory/reader.py`); the manifest does not list the file."""
+"""Both are made by readers (`memory/reader.py`, `query/forecast.py`); the manifest does not list these files."""
 SEGMENTS = "segments/"
 UNFINISHED = ".part"
 """Ends the name of a file that is being written, in stores where such a file can be seen."""
 
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 _OF_A_MEMORY = re.compile(
-    rf"(rank\d+/)*(memory\.json|(initial|final|moments|{SEGMENTS}\d{{6}}-rank\d+)\.safetensors)(\.[\d-]+)?(\.part)?"
+    rf"(rank\d+/)*(memory\.json|calibration\.json|(initial|final|moments|{SEGMENTS}\d{{6}}-rank\d+)\.safetensors)(\.[\d-]+)?(\.part)?"
 )
 
 
@@ -109,4 +109,4 @@ def moved_steps(moved: Iterable[int | float]) -> dict[str, list[int]]:
     """The steps of each reason."""
     logged = [(step, int(reasons)) for step, reasons in enumerate(moved) if reasons]
     steps = {text: [step for step, reasons in logged if reasons & bit] for bit, text in MOVED.items()}
-    return {text: found for text, found in steps.items() if found}
+    return {text: of_reason for text, of_reason in steps.items() if of_reason}

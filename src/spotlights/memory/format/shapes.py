@@ -70,8 +70,11 @@ def faults_in_segment(
             for name in (names.layer_tensor(layer, names.TOKENS[what]), names.layer_tensor(layer, names.AMOUNTS[what])):
                 wide = layout[name].shape[-1] if name in layout and layout[name].shape else 1
                 shapes[name] = slots[layer], max(1, wide)
-        shapes |= _log(layer, entry, manifest, logged)
-        for name, shape in shapes.items():
+        log = _log(layer, entry, manifest, logged)
+        for name in log:
+            if name in layout and not layout[name].dtype.is_floating_point:
+                yield f"{name!r} has numbers of type {layout[name].dtype}"
+        for name, shape in (shapes | log).items():
             if name in layout and tuple(layout[name].shape) != shape:
                 yield f"{name!r} has shape {tuple(layout[name].shape)}, but memory.json says {shape}"
         for name, dtype in _dtypes(layer, entry, manifest).items():

@@ -1,1 +1,1 @@
-"""What is asked of a recorded run: one question per file, on the public names, numbers out."""
+"""The analyses of a recorded run: one question per file, on the public names, with numbers as results."""

@@ -1,4 +1,4 @@
-"""Single test images, looked at closely: the paper's figures 4 to 28, and what they left out."""
+"""A close look at single test images: the paper's figures 4 to 28, and questions that the paper does not ask."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One task after the other: what the network forgets, and the masks that the paper only imagines.
+"""One task after the other: what the network forgets, and the masks that the paper proposes but does not try.
 
-A forgotten image was right when the second task began and is wrong at the end. Its margin is the logit of the wrong
-answer minus that of the true class: slots with positive contributions to the margin made it wrong. A mask leaves out
-one task's slots, in one layer or in all.
+A forgotten image was answered rightly when the second task began and is answered wrongly at the end. Its margin is the
+logit of the wrong answer minus that of the true class, so slots with positive contributions to the margin made the
+answer wrong. A mask leaves out one task's slots, in one layer or in all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A glance at many test images: the top training images and the totals of each layer, and what the vote would be."""
+"""Many test images at once: the top training images, the totals and the vote of each layer."""
 
 from __future__ import annotations
 

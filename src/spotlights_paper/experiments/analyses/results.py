@@ -1,4 +1,4 @@
-"""What is asked of every image experiment, from all test images to single ones."""
+"""All analyses of an image experiment, from the whole test set to single images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the attention of all test images goes: to classes, to tasks, and to ranges of steps. And Table 1's votes."""
+"""Where the attention of all test images goes: to classes, to tasks and to ranges of steps; and Table 1's votes."""
 
 from __future__ import annotations
 

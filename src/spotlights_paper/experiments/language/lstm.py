@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import spotlights as sl
 from spotlights.errors import SettingError
 from spotlights_paper.datasets import TextDataset
+from spotlights_paper.experiments.language.products import TabledLSTM, cross_entropy
 from spotlights_paper.experiments.language.trained import TextSettings, TrainedLanguage, Window
 from spotlights_paper.experiments.training import fit
 
@@ -49,6 +50,9 @@ class LanguageSettings(TextSettings):
     """An adaptive softmax: frequent words have more weights than rare ones. Empty for a plain one."""
     sparse: bool = False
     """Update only the embeddings of the words in the batch, with an optimizer of their own."""
+    bfloat16: str | None = None
+    """What trains with products that round to bfloat16, if anything: "states" (see `TabledLSTM`; without dropout of
+    the embeddings) or "softmax"."""
     optimizer: str = "adam"
     """"adam" as the paper has it; "sgd" for contributions, which then are one number for each step."""
     momentum: float = 0.9
@@ -87,6 +91,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(tokens, settings.embedding, sparse=settings.sparse)
         if settings.initial_embedding is not None:
             nn.init.uniform_(self.embedding.weight, -settings.initial_embedding, settings.initial_embedding)
+        self.bfloat16 = settings.bfloat16
         inputs = settings.embedding
         self.projection: nn.Module = nn.Identity()
         if settings.projection is not None:
@@ -105,6 +110,12 @@ class LanguageModel(nn.Module):
         self, tokens: Int64[Tensor, "batch length"], state: State | None = None
     ) -> tuple[Float[Tensor, "batch length hidden"], State]:
         """The LSTM's outputs for the tokens, and its state afterwards."""
+        if self.bfloat16 == "states" and self.training:
+            vectors = self.projection(self.embedding.weight)
+            inputs = vectors.detach()[tokens]
+            start = inputs.new_zeros(1, len(tokens), self.rnn.hidden_size)
+            with TabledLSTM(tokens, vectors):
+                return self.rnn(inputs, (start, start) if state is None else state)
         return self.rnn(self.dropout(self.projection(self.embedding(tokens))), state)
 
     def forward(
@@ -125,6 +136,8 @@ class LanguageModel(nn.Module):
         rows = self.output_dropout(hidden).flatten(0, 1)
         if isinstance(self.decoder, nn.AdaptiveLogSoftmaxWithLoss):
             return self.decoder(rows, targets.flatten()).loss, state
+        if self.bfloat16 == "softmax" and self.training:
+            return cross_entropy(rows, self.decoder.weight, self.decoder.bias, targets.flatten()), state
         return F.cross_entropy(self.decoder(rows), targets.flatten()), state
 
     @torch.no_grad()
@@ -173,12 +186,13 @@ def train_lstm(settings: LanguageSettings, *, data: TextDataset, seed: int, path
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
     steppers = optimizers(model, settings)
-    schedules = [LambdaLR(each, _falling(settings)) for each in steppers]
+    schedules = [LambdaLR(stepper, _falling(settings)) for stepper in steppers]
     state: State | None = None
     file, done = path.with_name(CHECKPOINT), 0
+    losses: list[float] = []
     if settings.checkpoint_every is not None and file.exists():
         saved = torch.load(file, weights_only=True)
-        done, state = saved["step"], saved["state"]
+        done, state, losses = saved["step"], saved["state"], saved["losses"]
         for part, held in zip((model, *steppers, *schedules), saved["parts"], strict=True):
             part.load_state_dict(held)
         torch.set_rng_state(saved["random"])
@@ -189,17 +203,24 @@ def train_lstm(settings: LanguageSettings, *, data: TextDataset, seed: int, path
         dropped = settings.state_drop > 0 and float(torch.rand(())) < settings.state_drop
         surprise, state = model.loss(window.tokens, window.targets, None if window.first or dropped else state)
         state = state[0].detach(), state[1].detach()
+        losses.append(surprise.item())
         return surprise
 
     def save(step: int) -> None:
         if settings.checkpoint_every is not None and step % settings.checkpoint_every == 0 and step < settings.steps:
             recorder.flush()
             parts = [part.state_dict() for part in (model, *steppers, *schedules)]
-            held = {"step": step, "state": state, "parts": parts, "random": torch.get_rng_state()}
+            held = {
+                "step": step,
+                "state": state,
+                "losses": losses,
+                "parts": parts,
+                "random": torch.get_rng_state(),
+            }
             torch.save(held, file.with_suffix(".part"))
             file.with_suffix(".part").replace(file)
 
-    losses = fit(
+    fit(
         recorder,
         steppers,
         settings,
@@ -252,7 +273,7 @@ def keep_freed_memory() -> None:
 def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.optim.Optimizer]:
     """The one that is recorded first."""
     sparse = list(model.embedding.parameters()) if settings.sparse else []
-    dense = [parameter for parameter in model.parameters() if not any(parameter is each for each in sparse)]
+    dense = [parameter for parameter in model.parameters() if not any(parameter is other for other in sparse)]
     if settings.optimizer == "sgd":
         return [torch.optim.SGD(dense, lr=settings.lr, momentum=settings.momentum)]
     if settings.optimizer != "adam":

@@ -90,7 +90,6 @@ def evaluate(
     retrains: int = 100,
     again: int = 0,
     same: int = 0,
-    mislabelled: bool = True,
     removals: int = 0,
     methods: Sequence[str] = tuple(METHODS),
     margins: Path | None = None,
@@ -104,7 +103,6 @@ def evaluate(
         retrains: networks retrained on random halves with fresh seeds.
         again: how many of them once more with other seeds, for the best possible score.
         same: networks retrained with the recorded run's initial weights and order.
-        mislabelled: also flip labels, and look for them.
         removals: test images for which the top examples are dropped and the network is retrained.
         methods: which of the memory's own answers to ask for; exact contributions under Adam take long.
         margins: a file of margins; then no halves are retrained.
@@ -154,7 +152,7 @@ def evaluate(
         rows,
         truths.ceiling,
         refused,
-        find_mislabelled(setting, data, folder) if mislabelled and data.kind == "classes" else None,
+        find_mislabelled(setting, data, folder) if data.kind == "classes" else None,
         removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
     )
     if truth.removal:

@@ -1,4 +1,4 @@
-"""Do suspects find wrong labels? Some labels are flipped, a run is recorded, and the flipped ones are looked for."""
+"""Do suspects find wrong labels? A share of the labels is flipped, a run is recorded, and suspects are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well scores foretell retraining: the linear datamodeling score, and its error.
+"""How well scores predict retraining: the linear datamodeling score, and its error.
 
 A method gives a number for each test image and training example. For a half of the training examples, the sum of the
 numbers of its members should go up and down with the margin of a network trained on that half. The *linear
