@@ -100,6 +100,7 @@ def main() -> None:
     influence = in_order(spot.influence(lambda output: data.number(output, labels)).totals("example"), data)
     print(f"replay: LDS {correlation(said, change)}, slope {float((said * change).sum() / said.square().sum()):.2f}")
     print(f"influence: LDS {correlation(-left_out @ influence.double().T, change)}")
+    print(f"explained in two trainings of its own: {found.explained:.2f}; trusted: {found.trusted}")
     print(f"{seconds / plain:.1f} plain trainings; growth of the adjoint {float(found.growth.median()):.2f}")
 
 

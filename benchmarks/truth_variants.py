@@ -26,7 +26,8 @@ from spotlights.query.attention import Attention
 from spotlights.query.coefficients import unroll, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions
-from spotlights.query.influence import DAMPING, Influence, key_moments, whitened
+from spotlights.query.influence import DAMPING, Influence
+from spotlights.query.whitening import key_moments, whitened
 from spotlights_paper.experiments.images import Prepared
 from spotlights_paper.experiments.truth.recorded import Recorded, ask_about, in_order, margin_of, record
 from spotlights_paper.experiments.truth.retraining import halves, retrained
@@ -177,13 +178,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/truth"), help="as given to spotlights evaluate truth")
     parser.add_argument("--retrains", type=int, default=100, help="how many halves to compare with")
     parser.add_argument("--tests", type=int, default=500, help="how many test images to ask about")
+    parser.add_argument("--kind", choices=["fresh", "same"], default="fresh", help="same: the run's own seed and order")
     parser.add_argument("--only", nargs="*", default=[""], help="variants whose names contain one of these words")
     options = parser.parse_args()
     setting = setting_named(options.setting)
     data = prepare(setting)
     folder = options.out / setting.name
     recorded = record(setting, data, folder)
-    truth = retrained(folder, setting, data, kind="fresh", count=options.retrains)[:, : options.tests]
+    truth = retrained(folder, setting, data, kind=options.kind, count=options.retrains)[:, : options.tests]
     data = replace(data, test=data.test.first(options.tests))
     kept = folder / "variants" / str(len(data.test.labels))
     variants = Variants(setting, data, recorded, kept).all()

@@ -1,6 +1,7 @@
 """Influence by exact replay: the derivative of an answer with respect to each example's weight, through training."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,21 @@ def test_the_model_given_is_left_alone(tmp_path: Path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_grown_adjoint_is_not_trusted():
-    values = torch.zeros(2, 3).double()
-    few, many = (sl.results.ReplayedInfluence([0, 1, 2], values, torch.full((2,), grown)) for grown in (0.5, 50.0))
-    assert few.trusted
-    assert not many.trusted
-    assert "not to be trusted: the adjoint has grown 50 times" in str(many)
+def test_two_trainings_without_a_tenth_tell_whether_to_trust(tmp_path: Path):
+    train("AdamW", path=tmp_path / "a.memory")
+    found = opened(tmp_path / "a.memory").replay(QUERIES, first)
+    before, missed, changed = train("AdamW")(QUERIES)[:, 0].detach(), 0.0, 0.0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        weights = torch.ones(EXAMPLES).double()
+        left_out = int(torch.randperm(EXAMPLES, generator=generator)[0])
+        weights[left_out] = 0.0
+        change = train("AdamW", weights)(QUERIES)[:, 0].detach() - before
+        missed += float((found.without([left_out]) - change).square().sum())
+        changed += float(change.square().sum())
+    assert found.explained == pytest.approx(1 - missed / changed, rel=1e-9)
+    assert found.trusted
+    assert "exact to first order" in str(found)
+    other = dataclasses.replace(found, explained=-0.3)
+    assert not other.trusted
+    assert "not to be trusted: of what two trainings without a random tenth changed, it foretells 0%" in str(other)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
 from spotlights.memory.format.names import MOMENTS
-from spotlights.query.influence import key_moments
+from spotlights.query import whitening
+from spotlights.query.whitening import key_moments
 
 
 def damped(run: Run, layer: str, damping: float, bias: bool) -> Tensor:
@@ -202,7 +203,7 @@ def copied(tmp_path: Path) -> Path:
 def test_moments_are_computed_once_and_kept(copied: Path, monkeypatch: pytest.MonkeyPatch):
     first = values(sl.open(copied), mlp())
     assert (copied / MOMENTS).exists()
-    monkeypatch.setattr("spotlights.query.influence.new_moments", lambda *_: pytest.fail("scanned again"))
+    monkeypatch.setattr("spotlights.query.whitening.new_moments", lambda *_: pytest.fail("scanned again"))
     assert torch.equal(values(sl.open(copied), mlp()), first)
 
 
@@ -243,18 +244,16 @@ def test_a_resumed_memory_adds_what_is_new_to_its_moments(tmp_path: Path, monkey
                 loss.backward()
                 optimizer.step()
 
-    from spotlights.query import influence
-
     scanned = []
-    inner = influence.new_moments
-    monkeypatch.setattr(influence, "new_moments", lambda r, steps, *o: scanned.append(steps) or inner(r, steps, *o))
+    inner = whitening.new_moments
+    monkeypatch.setattr(whitening, "new_moments", lambda r, steps, *o: scanned.append(steps) or inner(r, steps, *o))
     steps(5)
-    influence.key_moments(sl.open(tmp_path / "a.memory").view)
+    whitening.key_moments(sl.open(tmp_path / "a.memory").view)
     steps(4)
-    grown = influence.key_moments(sl.open(tmp_path / "a.memory").view)
+    grown = whitening.key_moments(sl.open(tmp_path / "a.memory").view)
     assert scanned == [range(5), range(5, 9)]
     (tmp_path / "a.memory" / MOMENTS).unlink()
-    anew = influence.key_moments(sl.open(tmp_path / "a.memory").view)
+    anew = whitening.key_moments(sl.open(tmp_path / "a.memory").view)
     for name, moment in anew.items():
         torch.testing.assert_close(grown[name], moment, rtol=1e-12, atol=1e-12)
         assert moment[-1, -1] == 9 * 6
@@ -416,8 +415,8 @@ def test_a_layer_is_balanced_by_the_mean_square_of_its_errors():
 
 def test_a_wide_layer_keeps_no_matrix_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An embedding of many tokens has more slots than tokens: a matrix of all pairs of slots would not fit."""
-    monkeypatch.setattr("spotlights.query.influence._WIDE", 4)
-    monkeypatch.setattr("spotlights.query.influence.whitened_by_keys", lambda *_, **__: pytest.fail("too large"))
+    monkeypatch.setattr("spotlights.query.whitening._WIDE", 4)
+    monkeypatch.setattr("spotlights.query.whitening.whitened_by_keys", lambda *_, **__: pytest.fail("too large"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

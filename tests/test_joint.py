@@ -147,7 +147,7 @@ def test_the_loss_is_told_by_the_errors_or_asked_for(tmp_path: Path):
     assert "cross-entropy" in str(spot.influence(1, rule="joint").note)
     assert "squared" in str(spot.influence(1, rule="joint", loss="squared").note)
     assert spot.influence(1, loss="squared").rule == "joint"
-    with pytest.raises(sl.SettingError, match="there are classes, squared"):
+    with pytest.raises(sl.SettingError, match="there are classes, squared, tokens"):
         spot.influence(1, loss="hinge")
     with pytest.raises(sl.SettingError, match="there are whitened, joint, both"):
         spot.influence(1, rule="best")
@@ -177,3 +177,59 @@ def test_as_many_landmarks_as_examples_give_the_exact_inverse(tmp_path: Path):
     )
     torch.testing.assert_close(all_, exact, rtol=1e-6, atol=1e-6)
     assert (few - exact).norm() < 0.3 * exact.norm()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide: bool
+):
+    if wide:
+        monkeypatch.setattr("spotlights.query.kronecker._WIDE", 2)
+    torch.manual_seed(0)
+    texts, answers = torch.randn(EXAMPLES, 3, 4).double(), torch.randint(3, (EXAMPLES, 3))
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    visits: list[list[list[tuple[Tensor, Tensor]]]] = [[] for _ in range(EXAMPLES)]
+    """Of each example and visit: the keys and the errors of both layers."""
+
+    def rows(example: int) -> list[tuple[Tensor, Tensor]]:
+        hidden = model[0](texts[example])
+        inside = hidden.tanh()
+        output = model[2](inside)
+        errors = torch.autograd.grad(F.cross_entropy(output, answers[example]), [hidden, output])
+        keys = [torch.cat([key.detach(), torch.ones(3, 1).double()], dim=1) for key in (texts[example], inside)]
+        return list(zip(keys, errors, strict=True))
+
+    with sl.record(model, optimizer, tmp_path / "a.memory", dtype="float64") as recorder:
+        for step in range(24):
+            batch = torch.arange(EXAMPLES).roll(5 * step)[:6]
+            recorder.batch(example=batch)
+            optimizer.zero_grad()
+            F.cross_entropy(model(texts[batch]).flatten(0, 1), answers[batch].flatten()).backward()
+            with recorder.paused():
+                for example in batch.tolist():
+                    visits[example].append(rows(example))
+            optimizer.step()
+
+    def number(output: Tensor) -> Tensor:
+        return output.log_softmax(dim=-1)[..., 0].mean(dim=-1)
+
+    asked = texts[:2] + 0.1
+    late = [seen[-(-3 * len(seen) // 4) :] or seen for seen in visits]
+    truth = torch.zeros(2, EXAMPLES).double()
+    for place, linear in enumerate((model[0], model[2])):
+        k = torch.cat([visit[place][0] for seen in visits for visit in seen])
+        e = torch.cat([visit[place][1] / len(seen) for seen in late for visit in seen])
+        c, b = 3 * k.T @ k / len(k), e.T @ e / len(e)  # three rows for each input
+        b = torch.diag(b.diagonal()) if wide else b
+        sides = [(m + 0.1 * m.diagonal().mean() * torch.eye(len(m)).double()).inverse() for m in (b, c)]
+        for query in range(2):
+            weight, bias = torch.autograd.grad(number(model(asked[query])), [linear.weight, linear.bias])
+            solved = sides[0] @ torch.cat([weight, bias[:, None]], dim=1) @ sides[1]
+            for example, seen in enumerate(late):
+                total = torch.stack([visit[place][1].T @ visit[place][0] for visit in seen]).sum(dim=0)
+                truth[query, example] -= LR / 6 * (total * solved).sum()
+    influence = sl.open(tmp_path / "a.memory").attend(model, asked).influence(number, damping=0.1)
+    torch.testing.assert_close(in_order(influence.totals("example")), truth, rtol=1e-9, atol=1e-12)
+    assert influence.loss == "tokens"
+    assert "at each position" in str(influence.note)

@@ -34,11 +34,11 @@ from spotlights.query.engine import Engine, Progress, Threads, Turn, View
 from spotlights.query.forecast import Retrain, calibrate
 from spotlights.query.forward import ForwardPass, Target, answer, what_differs
 from spotlights.query.history import AskedNetwork
-from spotlights.query.influence import has_moments, key_moments
 from spotlights.query.masks import Masks
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.weights import view_parameters
+from spotlights.query.whitening import has_moments, key_moments
 from spotlights.recording.observing import Checkpoint, observe_network
 from spotlights.recording.recompute import Recomputation
 from spotlights.recording.rerun import Loss, Source
@@ -414,7 +414,7 @@ class Memory:
 
         The memory has to be a recipe, opened with `recompute=`, whose loss gives one number for each example; the
         optimizer SGD, Adam or AdamW. The adjoint goes back through every step of the training, which costs some
-        trainings for a few dozen inputs. The result says from the growth of the adjoint when it is not to be trusted.
+        trainings for a few dozen inputs. Two more trainings, without a random tenth each, tell whether to trust it.
 
         Args:
             inputs: a batch, or a tuple or dict of the model's arguments.
@@ -423,11 +423,11 @@ class Memory:
         """
         if self._recomputation is None:
             raise UnsupportedError(
-                f"Exact replay trains again, and {self.path} has nothing to train with. Record with keep='recipe', and "
-                "open it with sl.open(path, model=model, recompute=loss)."
+                f"Exact replay trains again, and {self.path} has nothing to train with. Train once more with "
+                "keep='recipe', and open that with sl.open(path, model=model, recompute=loss)."
             )
         derivative, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
-        return ReplayedInfluence.of(derivative.values, derivative.growth, names)
+        return ReplayedInfluence.of(derivative.values, derivative.growth, derivative.explained, names)
 
     def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
         """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.

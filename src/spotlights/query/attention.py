@@ -353,12 +353,13 @@ class Spotlights(dict[str, Attention]):
                 output that gives one number for each input.
             rule: "whitened" (contributions with whitened keys, layer by layer), "joint" (Gauss-Newton over all layers
                 at once, in the space of examples) or "both" (their sum, the second scaled to the spread of the first
-                over the training examples). None: "both" for classes, "joint" for a squared loss; "whitened" where
-                a joint estimate is not possible or would take more than some minutes.
-            loss: "classes" (a cross-entropy) or "squared"; None to tell by the recorded errors. What is not a
-                cross-entropy over several outputs counts as squared.
+                over the training examples). None: "both" for classes, "joint" for a squared loss and for texts;
+                "whitened" where a joint estimate is not possible or would take more than some minutes.
+            loss: "classes" (a cross-entropy), "squared" or "tokens" (a cross-entropy at each of many positions, as of
+                a language model: the inverse is then that of K-FAC, in the space of weights); None to tell by the
+                recorded errors. What is not a cross-entropy over several outputs counts as squared.
             layers: names or patterns (`"transformer.h.*"`) of the layers to go through; all by default.
-            damping: λ; None for the measured defaults, 0.3 for "whitened" and 1 for "joint".
+            damping: λ; None for the measured defaults, 0.3 for "whitened", 1 for "joint", 0.02 for texts.
             balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
                 gradients ("joint"), so that no layer counts by its scale alone. False adds the shares up as they are.
         """
@@ -379,7 +380,8 @@ class Spotlights(dict[str, Attention]):
                 if rule is not None:
                     raise
                 too_large = isinstance(error, TooLargeError)
-        if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
+        if joint is not None and (rule == "joint" or (rule is None and joint.loss != "classes")):
+            left_out += [name for name in estimated if name not in joint.layers]
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
         parts = [
             attention.layer_influence(asked[attention.layer], damping, balance=balance) for attention in attentions
@@ -433,7 +435,7 @@ class Spotlights(dict[str, Attention]):
         of_layers = {
             attention.layer: attention.layer_queries(asked[attention.layer])
             for attention in attentions
-            if attention.layer in names
+            if attention.layer in joint.layers
         }
         inputs = next(iter(of_layers.values())).inputs
         return joint.influence(view, of_layers, inputs=inputs, damping=damping)

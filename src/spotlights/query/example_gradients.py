@@ -152,9 +152,14 @@ class LayerQueries:
     owners: Int64[Tensor, "queries"]
     inputs: int
 
+    def keys(self, some: slice | Tensor = slice(None), *, bias: bool) -> Float[Tensor, "queries features"]:
+        """The queries, with what the key 1 of a bias meets."""
+        keys = dense(self.asked.queries[some])
+        return torch.cat([keys, self.asked.ones[some, None].to(keys.dtype)], dim=1) if bias else keys
+
     def gradient(self, units: slice, *, bias: bool) -> Float[Tensor, "inputs gradient"]:
         """F for some output units, flattened."""
-        queries = _with_one(dense(self.asked.queries), bias=bias)
+        queries = self.keys(bias=bias)
         directions = self.asked.directions[:, units].to(queries.dtype)
         gradients = queries.new_zeros(self.inputs, directions.shape[1], queries.shape[1])
         for some in torch.arange(len(queries)).split(max(1, _CHUNK_BYTES // (8 * max(gradients[:1].numel(), 1)))):
@@ -176,7 +181,8 @@ class LayerGradients:
         """Examples with their keys, where keys are stored once and that is the shorter way."""
         examples = len(visits.examples)
         self.cost = examples * min(examples, EXACT) * entry.out_features * self._width
-        """Multiplications."""
+        """Multiplications for the products of all pairs of examples."""
+        self.cost_of_sums = recorded.slots * entry.out_features * self._width
         self.size = 1.0
         """What the layer's products are divided by: the mean square of its examples' gradients, once balanced."""
         if entry.indexed and by_keys:
@@ -253,7 +259,7 @@ class LayerGradients:
             return
         owners, errors, keys = self._of_pairs(self._pairs)
         for some in torch.arange(len(asked.owners)).split(max(1, _CHUNK_BYTES // (8 * len(owners)))):
-            queries = _with_one(dense(asked.asked.queries[some]).to(self._dtype), bias=self._bias)
+            queries = asked.keys(some, bias=self._bias).to(self._dtype)
             directions = asked.asked.directions[some].to(self._dtype)
             both = ((errors @ directions.T) * (keys @ queries.T)).double()
             summed = both.new_zeros(len(both), products.shape[1]).index_add_(1, asked.owners[some], both)

@@ -58,7 +58,7 @@ def forecast(spot: Spotlights, target: Target, without: Mapping[str, Any], *, cu
         raise SettingError(f"without={dict(without)}: name examples to leave out, such as {{'label': 3}}; not steps.")
     gone = replace(view, selection=as_of(view.reader, meeting(view.reader, without), view.until))
     influence = spot.influence(target)
-    joint = influence.joint if influence.rule == "joint" else None
+    joint = influence.joint if influence.loss == "squared" else None
     known = load_calibration(view.reader)
     if known is None and joint is None:
         raise UnsupportedError(
@@ -97,7 +97,7 @@ def calibrate(
         raise SettingError(f"calibrate(halves={halves}, seeds={seeds}): give at least 2 halves and 1 seed.")
     asked = spot.asked
     influence = spot.influence(target)
-    joint = influence.joint if influence.rule == "joint" else None
+    joint = influence.joint if influence.loss == "squared" else None
     estimate = influence if joint is None else _in_unit(joint, curvature)
     totals = estimate.totals("example")
     known = [place for place, example in enumerate(totals.groups) if example is not None]

@@ -21,7 +21,6 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,31 +28,25 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spotlights.errors import SettingError, TooLargeError, UnsupportedError
+from spotlights.errors import SettingError, TooLargeError
 from spotlights.layers import ParameterAdapter
-from spotlights.memory.blocks import Everything, OneOf, as_of
+from spotlights.memory.blocks import Everything, as_of
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.layer_reader import LayerReader
-from spotlights.memory.reader import KeyMoments, load_moments, save_moments
 from spotlights.query.coefficients import StepNumbers, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, one_input
-from spotlights.query.distinct_keys import VisitedKeyMoments
-from spotlights.query.engine import Progress, Turn, View
+from spotlights.query.engine import View
 from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
-from spotlights.query.plan import Plan
-from spotlights.query.reducers import AllKeysReducer, ErrorSizeReducer, KeyMomentsReducer
+from spotlights.query.reducers import ErrorSizeReducer
+from spotlights.query.whitening import whitened_queries
 from spotlights.results.answers import Top, Totals
-from spotlights.sparse_rows import Numbers, SparseRows, dense
+from spotlights.sparse_rows import Numbers
 
 if TYPE_CHECKING:
     from spotlights.api import Memory
 
-STRETCHES = 48
-"""The pass for the moments is divided into so many stretches of training at most; others may ask in between."""
-_WIDE = 1024
-"""From so many numbers in a key on, a matrix of all pairs is worth avoiding."""
 RULES = ("whitened", "joint", "both")
 DAMPING = 0.3
 """λ, as chosen on one half of the tests and subsets of one setting (docs/truth.md)."""
@@ -90,12 +83,7 @@ class LayerInfluence(Contributions):
         """`rows`: how many the layer has for an input; `differs`: how the model differs from the memory."""
         self.damping = DAMPING if damping is None else damping
         steps = unroll_plainly(view.reader, recorded.name, view.until)  # refuses before the long part, if it must
-        bias = bool(set(recorded.entry.bias_names) & set(recorded.entry.trained))
-        options: dict[str, Any] = {"damping": self.damping, "bias": bias, "rows": rows}
-        if has_moments(recorded):
-            keys, ones = whitened(queries, key_moments(view)[recorded.name], **options)
-        else:
-            keys, ones = whitened_by_keys(dense(queries), view, recorded.name, **options)
+        keys, ones = whitened_queries(view, recorded.name, queries, damping=self.damping, rows=rows)
         if balance:
             directions = directions / error_size(view, recorded.name, steps)
         asked = DirectedQueries(keys, directions, ones)
@@ -200,6 +188,11 @@ class Influence(OverLayers):
         """The joint estimate that this one is made of, if it is."""
         return next((part for part in self._parts if isinstance(part, JointInfluence)), None)
 
+    @property
+    def loss(self) -> str | None:
+        """What the joint estimate takes the loss for: "classes", "squared" or "tokens"."""
+        return None if self.joint is None else self.joint.loss
+
     def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
         return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
 
@@ -251,65 +244,6 @@ class Influence(OverLayers):
         return f"Influence({layers}: {self._inputs} inputs; {self.note})"
 
 
-# -- whitened queries ---------------------------------------------------------------------------
-
-
-def key_moments(
-    view: View,
-    *,
-    turn: Turn = nullcontext,
-    progress: Progress = lambda share: None,
-) -> KeyMoments:
-    """The second moments of all layers' keys, over the whole memory: as kept with it, or from a pass over what is new.
-
-    Args:
-        view: any view of the memory.
-        turn: what to hold during each stretch of the pass.
-        progress: is told the share that is done.
-    """
-    reader = view.reader
-    if not reader.moments:
-        wanted = {name for name, layer in reader.layers.items() if has_moments(layer)}
-        known, covered = load_moments(reader.store, reader.manifest)
-        known = known if set(known) == wanted else {}
-        segments = reader.manifest.segments
-        if covered < len(segments) or not known:
-            steps = range(segments[covered].first_step if known else 0, reader.manifest.steps)
-            new = new_moments(view, steps, turn, progress)
-            known = {name: moment + known[name] if name in known else moment for name, moment in new.items()}
-            save_moments(reader.store, reader.manifest, known)
-        reader.moments = dict(known)
-    return reader.moments
-
-
-def new_moments(view: View, steps: range, turn: Turn, progress: Progress) -> dict[str, Tensor]:
-    layers = {name: layer for name, layer in view.reader.layers.items() if has_moments(layer)}
-    sums = {
-        name: KeyMomentsReducer(layer.entry.moments_shape, layer.distinct_keys if layer.entry.indexed else None)
-        for name, layer in layers.items()
-    }
-    stretch = max(1, -(-len(steps) // STRETCHES))
-    for first in range(0, len(steps), stretch):
-        selection = OneOf("step", steps[first : first + stretch])
-        plans = [Plan(name, selection, (reducer,)) for name, reducer in sums.items()]
-        with turn():
-            for (filled,), total in zip(view.run(*plans), sums.values(), strict=True):
-                assert isinstance(filled, KeyMomentsReducer)
-                total.merge(filled)
-        progress((first + stretch) / (len(steps) + stretch))
-    indexed = [name for name, total in sums.items() if total.distinct_keys is not None]
-    of_keys = view.values(*((name, VisitedKeyMoments(sums[name].visits)) for name in indexed))
-    for name, moments in zip(indexed, of_keys, strict=True):
-        sums[name].sum += moments
-    return {name: total.result() for name, total in sums.items()}
-
-
-def has_moments(layer: LayerReader) -> bool:
-    """Whether C is kept as a matrix. Where a layer has far fewer slots than a key has numbers, their keys do."""
-    entry = layer.entry
-    return len(entry.moments_shape) == 1 or entry.in_features < _WIDE or 2 * layer.slots > entry.in_features
-
-
 def error_size(view: View, layer: str, steps: StepNumbers) -> float:
     """The mean over slots of |c|·‖δ‖²: each step weighted by what multiplied its gradient."""
 
@@ -320,83 +254,3 @@ def error_size(view: View, layer: str, steps: StepNumbers) -> float:
         return mean if mean > 0 else 1.0
 
     return view.reader.layer(layer).once(("error size", view.until), find)
-
-
-def whitened_by_keys(
-    queries: Float[Tensor, "queries in_features"], view: View, name: str, *, damping: float, bias: bool, rows: float
-) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
-    """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
-    _check_damping(damping)
-    layer = view.reader.layer(name)
-    reducer = AllKeysReducer(layer.entry.in_features)
-    keys = layer.once("all keys", lambda: view.reduce(name, reducer, selection=Everything()).result())
-    if bias:
-        keys, wide = (torch.cat([vectors.float(), torch.ones(len(vectors), 1)], dim=1) for vectors in (keys, queries))
-    else:
-        wide = queries.float()
-    share = rows / max(len(keys), 1)
-    strength = damping * share * float(keys.double().square().sum()) / max(keys.shape[1], 1)
-    if not strength > 0:
-        return queries, torch.ones(len(queries), dtype=queries.dtype)
-    gram = (keys @ keys.T).double()
-    gram.diagonal().add_(strength / share)
-    solved = torch.linalg.solve(gram, (keys @ wide.T).double())
-    solution = (wide.double() - solved.T @ keys.double()) / strength
-    ones = solution[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return solution[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
-
-
-def _check_damping(damping: float) -> None:
-    if not damping > 0:
-        raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
-
-
-def whitened(
-    queries: Numbers,
-    moment: Float[Tensor, "keys_and_1 *keys_and_1"],
-    *,
-    damping: float,
-    bias: bool,
-    rows: float = 1.0,
-) -> tuple[Numbers, Float[Tensor, "queries"]]:
-    """Queries for the keys, and for the key 1 of the bias, such that plain products with them are whitened scores.
-
-    Args:
-        queries: the layer's inputs.
-        moment: as `key_moments` gives it.
-        damping: λ. The larger, the more the scores are like plain ones.
-        bias: whether the layer learned a bias, and so has the key 1.
-        rows: how many rows the layer has for an input. C is the moment of an input: that of all its rows together.
-    """
-    _check_damping(damping)
-    if isinstance(queries, SparseRows) and moment.ndim == 1:
-        return _whitened_tokens(queries, moment, damping=damping, rows=rows)
-    queries = dense(queries)
-    count = moment[-1, -1].clamp_min(1.0)
-    size = len(moment) - (0 if bias else 1)
-    covariance = moment[:size, :size] * (rows / count)
-    strength = damping * covariance.diagonal().mean()
-    if not strength > 0:  # no slots, or keys that are all zero: nothing to divide out
-        return queries, torch.ones(len(queries), dtype=queries.dtype)
-    wide = torch.cat([queries.double(), torch.ones(len(queries), 1, dtype=torch.float64)], dim=1)[:, :size]
-    factor, failed = torch.linalg.cholesky_ex(covariance + strength * torch.eye(size, dtype=torch.float64))
-    if failed:
-        raise UnsupportedError(
-            "Influence divides by the second moment of a layer's keys, and that of these has no inverse: some keys "
-            "are too large, or not numbers. memory.verify() says whether a file is damaged."
-        )
-    solved = torch.cholesky_solve(wide.T, factor).T
-    ones = solved[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return solved[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
-
-
-def _whitened_tokens(
-    queries: SparseRows, moment: Float[Tensor, "tokens_and_1"], *, damping: float, rows: float
-) -> tuple[SparseRows, Float[Tensor, "queries"]]:
-    """The same where C is diagonal: each token by how often it was seen."""
-    variances = moment[:-1] * (rows / moment[-1].clamp_min(1.0))
-    strength = damping * variances.mean()
-    amounts = queries.amounts
-    if strength > 0:
-        amounts = (amounts.double() / (variances[queries.places] + strength)).to(amounts.dtype)
-    return replace(queries, amounts=amounts), torch.zeros(len(queries), dtype=queries.dtype)

@@ -28,6 +28,7 @@ from spotlights.memory.blocks import Block, Everything, as_of
 from spotlights.memory.format.columns import MISSING_INT
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
+from spotlights.query import kronecker
 from spotlights.query.coefficients import unroll_plainly
 from spotlights.query.columns import Grouping
 from spotlights.query.engine import View
@@ -38,11 +39,13 @@ from spotlights.query.reducers import Reducer
 from spotlights.query.suspects import loss_scale, own_slots
 from spotlights.sparse_rows import dense
 
-LOSSES = ("classes", "squared")
+LOSSES = ("classes", "squared", "tokens")
 DAMPING = 1.0
 """λ, as fixed before the settings of docs/truth.md were run."""
 MOST, MOST_UNASKED = 1e15, 1e13
 """Multiplications: more would take hours. Where nobody asked for the joint estimate, a few minutes are enough."""
+LAST_VISITS = 0.25
+"""The share of an example's visits that counts where an example holds many answers (query/kronecker.py)."""
 TOKENS = 4096
 """Embeddings of more tokens are left out: their gradients have a row for each."""
 _SIGNED = 64
@@ -56,14 +59,15 @@ _SIGNED = 64
 class VisitErrorsReducer(Reducer):
     """The errors of each visit, added up over its rows: their squares, and the errors themselves where they are few."""
 
-    adds = ("total", "size", "visits_found")
+    adds = ("total", "size", "answers", "visits_found")
     out_features: int
     per_step: Float[Tensor, "steps"]
     """What to multiply errors by."""
 
     def start(self) -> None:
-        self.total, self.size = 0.0, 0.0
-        """Σ|Σ_j e_j| and Σ|e_j|: next to nothing of the first is left where errors are those of probabilities."""
+        self.total, self.size, self.answers = 0.0, 0.0, 0
+        """Σ|Σ_j e_j| and Σ|e_j|: next to nothing of the first is left where errors are those of probabilities. And how
+        many rows have an error at all."""
         self.visits_found: list[tuple[Tensor, ...]] = []
         """Examples, steps, squares, sums and numbers of rows."""
 
@@ -78,6 +82,7 @@ class VisitErrorsReducer(Reducer):
             self.total += float(rows.sum(dim=1).abs().sum())
             self.size += float(rows.abs().sum())
             squares[errors.place] = rows.square().sum(dim=1)
+            self.answers += int((squares[errors.place] > 0).sum())
             if sums.shape[1]:
                 sums[errors.place] = rows
         pairs = torch.stack([examples[known], steps[known].long()], dim=1)
@@ -128,7 +133,8 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
         raise UnsupportedError(f'No slot of "{layer}" belongs to an example: the joint estimate has nothing to go by.')
     if loss is None:
         of_classes = recorded.entry.out_features > 1 and filled.total <= 1e-2 * filled.size
-        loss = "classes" if of_classes else "squared"
+        several = filled.answers > 1.5 * len(visits)
+        loss = "squared" if not of_classes else "tokens" if several else "classes"
     examples, places = torch.unique(visits[:, 0], return_inverse=True)
     at = visits[:, 1]
     batch = torch.bincount(at, minlength=steps).double()[at]  # errors are those of a mean over the batch
@@ -137,6 +143,10 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     sizes = squares.sqrt() * batch
     if loss == "classes":
         rho = sizes.sqrt()
+    elif loss == "tokens":
+        counts = torch.bincount(places)
+        left = counts.cumsum(0)[places] - torch.arange(len(places))  # visits are sorted by example and step
+        rho = (left <= counts[places] * LAST_VISITS + 1 - 1e-9).double()
     else:
         mean = sums.new_zeros(len(examples), sums.shape[1]).index_add(0, places, sums)
         along = (sums * mean[places]).sum(dim=1)
@@ -145,8 +155,10 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     seen = torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, usable.double()).clamp_min(1.0)
     scale = loss_scale(reader.log(layer), steps)[at] * batch
     weight = torch.where(usable, scale / torch.where(usable, rho, 1.0) / seen[places], 0.0)
-    taught = _step_numbers(reader, layer, view.until)[at] / scale * rho / rows
-    taught = torch.where(scale > 0, taught, 0.0)
+    taught = torch.where(scale > 0, _step_numbers(reader, layer, view.until)[at] / scale, 0.0)
+    if loss == "tokens":  # a schedule that ends at 0 must not weigh the last visits of examples
+        taught = taught.mean().expand_as(taught)
+    taught = taught * rho / rows
     keys = places * steps + at
     return JointVisits(
         loss,
@@ -251,12 +263,14 @@ class JointInfluence(LayerMeasured):
 
     @property
     def note(self) -> str:
-        few = self._joint.gram.landmarks
+        gram = self._joint.gram
+        few = None if gram is None else gram.landmarks
         inverse = "" if few is None else f", from {few:,} landmarks"
         loss = "a squared loss" if self.loss == "squared" else "a cross-entropy"
+        how = "by the curvature of each layer, from the last visits," if gram is None else "joint over layers,"
         return (
-            "an estimate of what leaving examples out would take away, joint over layers, "
-            f"as for {loss} (λ = {self._damping:g}{inverse})"
+            f"an estimate of what leaving examples out would take away, {how} "
+            f"as for {loss}{' at each position' if gram is None else ''} (λ = {self._damping:g}{inverse})"
         )
 
     def measure(self, some: slice) -> Measure:
@@ -278,20 +292,24 @@ class Joint:
     answering: str
     visits: JointVisits
     layers: dict[str, LayerGradients]
-    gram: Gram
+    gram: Gram | None
+    """None where an example holds many answers: the curvature is that of each layer's weights."""
 
     def influence(
         self, view: View, asked: dict[str, LayerQueries], *, inputs: int, damping: float | None
     ) -> JointInfluence:
         """The estimate for some inputs, about the slots of a view."""
-        damping = DAMPING if damping is None else damping
+        damping = damping if damping is not None else DAMPING if self.gram is not None else kronecker.DAMPING
         if not damping > 0:
             raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
         products = torch.zeros(len(self.visits.gradient.examples), inputs, dtype=torch.float64)
         for name, layer in self.layers.items():
-            layer.add_products(asked[name], products)
-        solved = self.gram.solve(products, damping).T.contiguous()
-        return JointInfluence(view, view.reader.layer(self.answering), solved, self, damping)
+            of_layer = asked[name]
+            if self.gram is None:
+                of_layer = kronecker.through_curvature(self.view, name, of_layer, self.visits.gradient, damping)
+            layer.add_products(of_layer, products)
+        solved = products if self.gram is None else self.gram.solve(products, damping)
+        return JointInfluence(view, view.reader.layer(self.answering), solved.T.contiguous(), self, damping)
 
 
 def find_joint(
@@ -313,14 +331,19 @@ def find_joint(
         if reason is not None:
             raise UnsupportedError(f"There is no joint estimate from {view.reader.address}: {reason}.")
         visits = find_visits(view, answering, loss)
-        gradients = {name: LayerGradients(view, view.reader.layer(name), visits.gradient) for name in layers}
-        cost = sum(layer.cost for layer in gradients.values())
+        of_weights = visits.loss == "tokens"
+        gradients = {
+            name: LayerGradients(view, view.reader.layer(name), visits.gradient, by_keys=not of_weights)
+            for name in layers
+        }
+        cost = sum(layer.cost_of_sums if of_weights else layer.cost for layer in gradients.values())
         if cost > most:
             raise TooLargeError(
                 f"The joint estimate would take {cost:.0e} multiplications. "
                 'Ask through some layers (layers=…), or with rule="whitened".'
             )
-        gram = Gram(list(gradients.values()), len(visits.gradient.examples), balance=balance, landmarks=landmarks)
+        examples, parts = len(visits.gradient.examples), list(gradients.values())
+        gram = None if of_weights else Gram(parts, examples, balance=balance, landmarks=landmarks)
         known["joint"] = key, Joint(view, answering, visits, gradients, gram)
     return known["joint"][1]
 

@@ -7,7 +7,7 @@ from the entries of the gradient that the recipe kept. At each checkpoint the we
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -246,6 +246,26 @@ class Rerun:
             if clip is not None:
                 nn.utils.clip_grad_norm_(list(self._parameters.values()), clip)
             self._step(step, recipe)
+
+    def take_without_weight(self, step: int, left_out: Sequence[int], factors: Mapping[str, float]) -> None:
+        """Takes another step than the recorded one: the losses of some examples count 0 in the mean of the batch.
+
+        Args:
+            step: which one.
+            left_out: the numbers of these examples.
+            factors: what to multiply each parameter's gradient by.
+        """
+        recipe = self._source.step(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in recipe.batches:
+            ids = batch.columns["example"]
+            kept = torch.from_numpy(~np.isin(ids, left_out))
+            losses = self.losses_of(step, batch, ids)
+            (losses * kept.to(losses.device)).mean().backward()
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factors.get(name, 1.0))
+        self._step(step, recipe)
 
     def other_factor(self, step: int, clip: float | None) -> float | None:
         """By what the recorded step's gradient was multiplied, if clipping does not do the same; changes nothing."""

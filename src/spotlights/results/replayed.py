@@ -15,8 +15,8 @@ from spotlights.errors import SettingError
 from spotlights.results.answers import Label, QueryAnswer
 from spotlights.results.tables import FEW
 
-TRUSTED = 2.0
-"""Up to this growth the derivative was measured to be a good forecast of leaving out a tenth (docs/truth.md)."""
+TRUSTED = 0.4
+"""The derivative is trusted if it foretells this share of what two trainings without a random tenth changed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,20 +30,23 @@ class ReplayedInfluence(QueryAnswer):
     values: Float[Tensor, "inputs examples"]
     growth: Float[Tensor, "inputs"]
     """How many times as large the adjoint of the weights has become on its way back to the first step."""
+    explained: float
+    """The share of the squared changes of two trainings without a random tenth that the derivative foretells: 1 is all
+    of them; below 0 a forecast of no change would have been nearer."""
     what: str = "influence"
 
     @property
     def trusted(self) -> bool:
-        """Whether the adjoint has grown no more than where the derivative was measured to be a good forecast."""
-        return bool(self.growth.median() <= TRUSTED)
+        """Whether leaving out examples really does what the derivative says, as far as two trainings tell."""
+        return self.explained >= TRUSTED
 
     @property
     def note(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How far to trust the numbers."""
+        checked = f"of what two trainings without a random tenth changed, it foretells {max(self.explained, 0.0):.0%}"
         grown = f"the adjoint has grown {float(self.growth.median()):.3g} times"
-        if self.trusted:
-            return f"exact to first order, for this trajectory; {grown}"
-        return f"not to be trusted: {grown}, so small changes early in training do not stay small"
+        trusted = "exact to first order, for this trajectory" if self.trusted else "not to be trusted"
+        return f"{trusted}: {checked}; {grown}"
 
     def without(self, examples: Sequence[Label]) -> Float[Tensor, "inputs"]:
         """How much each number would change without some examples."""
@@ -72,9 +75,11 @@ class ReplayedInfluence(QueryAnswer):
 
     @staticmethod
     def of(
-        by_number: dict[int, Float[Tensor, "inputs"]], growth: Tensor, names: Sequence[str] | None
+        by_number: dict[int, Float[Tensor, "inputs"]], growth: Tensor, explained: float, names: Sequence[str] | None
     ) -> ReplayedInfluence:
         """From a value for each example's number."""
         numbers = sorted(by_number)
         examples: list[Label] = [number if names is None else names[number] for number in numbers]
-        return ReplayedInfluence(examples, torch.stack([by_number[number] for number in numbers], dim=1), growth)
+        return ReplayedInfluence(
+            examples, torch.stack([by_number[number] for number in numbers], dim=1), growth, explained
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,8 @@ from spotlights_paper.experiments.images import normalised
 
 LETTERS = 48
 """In each passage of a text that a language model learns."""
+LONG, KNOWN_WORDS = 64, 2048
+"""Words in each passage of WikiText-2 that a language model learns, and how many different ones there are."""
 WORDS = 8
 """In each passage of a text that is classified."""
 
@@ -144,12 +147,26 @@ def _passages(train: int, test: int) -> Data:
 def _letters(train: int, test: int) -> Data:
     """Passages of Æsop's fables, spread over the book, and the next letter at each position."""
     text = load_text("aesop")
-    tokens, length = text.vocabulary.encode(text.train.tokens), LETTERS + 1
-    count = len(tokens) // length
-    starts = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: train + test]
-    rows = torch.stack([tokens[place * length : (place + 1) * length] for place in starts.tolist()]).long()
-    texts = tuple("".join(text.vocabulary.decode(row)) for row in rows)
-    return _parts(train, test, rows[:, :-1], rows[:, 1:], starts, texts, kind="tokens")
+    tokens = text.vocabulary.encode(text.train.tokens)
+    starts = torch.randperm(len(tokens) // (LETTERS + 1), generator=torch.Generator().manual_seed(0))
+    return passages_of(tokens, LETTERS, starts[: train + test], train, lambda row: "".join(text.vocabulary.decode(row)))
+
+
+def _wiki_words(train: int, test: int) -> Data:
+    """Passages of WikiText-2's first articles, and the next word at each position; rare words are one word."""
+    tokens = load_text("wikitext-2").train.tokens[: (train + test) * (LONG + 1)]
+    known = ["<unk>", *(word for word, _ in Counter(tokens).most_common(KNOWN_WORDS) if word != "<unk>")][:KNOWN_WORDS]
+    numbers = {word: number for number, word in enumerate(known)}
+    starts = torch.randperm(train + test, generator=torch.Generator().manual_seed(0))
+    encoded = torch.tensor([numbers.get(word, 0) for word in tokens])
+    return passages_of(encoded, LONG, starts, train, lambda row: " ".join(known[number] for number in row.tolist()))
+
+
+def passages_of(tokens: Tensor, length: int, starts: Tensor, train: int, decode: Callable[[Tensor], str]) -> Data:
+    """Passages of so many tokens, each with the next token at each position."""
+    rows = torch.stack([tokens[place * (length + 1) : (place + 1) * (length + 1)] for place in starts.tolist()]).long()
+    texts = tuple(map(decode, rows))
+    return _parts(train, len(starts) - train, rows[:, :-1], rows[:, 1:], starts, texts, kind="tokens")
 
 
 SOURCES: dict[str, Callable[[int, int], Data]] = {
@@ -158,4 +175,5 @@ SOURCES: dict[str, Callable[[int, int], Data]] = {
     "breast-cancer": _cancer,
     "passages": _passages,
     "letters": _letters,
+    "wiki-words": _wiki_words,
 }

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
@@ -137,18 +138,34 @@ def same_label(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     return (data.test.labels[:, None] == data.train.labels[None]).double()
 
 
-def words(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
-    """Knows nothing but texts: TF-IDF of groups of letters."""
+def words(data: Data, recorded: Recorded | None = None, *, bm25: bool = False) -> Float[Tensor, "test train"]:
+    """Knows nothing but texts: TF-IDF or BM25 of groups of letters."""
     if not data.train.texts:
         raise UnsupportedError("there is no text.")
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
-    vectors = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
-    train, test = vectors.fit_transform(data.train.texts), vectors.transform(data.test.texts)
-    alike = torch.from_numpy((test @ train.T).toarray())
+    groups = CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))
+    train, test = groups.fit_transform(data.train.texts), groups.transform(data.test.texts)
+    if bm25:
+        train, test = _bm25(train), test.sign()
+    else:
+        weigh = TfidfTransformer(sublinear_tf=True)
+        train, test = weigh.fit_transform(train), weigh.transform(test)
+    alike = torch.from_numpy((test @ train.T).toarray()).double()
     if data.kind == "classes":  # a text of another class speaks against
         alike = alike * torch.where(data.test.labels[:, None] == data.train.labels[None], 1.0, -1.0)
     return alike
+
+
+def _bm25(counts: Any, k: float = 1.5, b: float = 0.75) -> Any:
+    """Okapi's weights of the terms of each text, with the usual constants."""
+    rows = counts.tocoo()
+    length = np.asarray(counts.sum(axis=1)).ravel()
+    of_term = np.bincount(rows.col, minlength=counts.shape[1])
+    idf = np.log1p((counts.shape[0] - of_term + 0.5) / (of_term + 0.5))
+    full = rows.data + k * (1 - b + b * length[rows.row] / length.mean())
+    rows.data = idf[rows.col] * rows.data * (k + 1) / full
+    return rows.tocsr()
 
 
 METHODS: dict[str, Callable[[Data, Recorded], Float[Tensor, "test train"]]] = {
@@ -160,6 +177,7 @@ METHODS: dict[str, Callable[[Data, Recorded], Float[Tensor, "test train"]]] = {
     "score": scores,
     "same label": same_label,
     "TF-IDF": words,
+    "BM25": partial(words, bm25=True),
 }
 
 

@@ -5,7 +5,7 @@ cores. Each has its own examples, initial weights and order; a test compares the
 
 There are three kinds of retraining: `fresh` (initial weights and order of each network's own, as a user who retrains
 would have), `again` (the same halves with other seeds: how much of the truth is noise), and `same` (initial weights and
-order of the recorded run). Margins are kept on disk, twenty networks at a time, and are not computed again.
+order of the recorded run). Margins are kept on disk, some networks at a time, and are not computed again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
-AT_ONCE = 20
-"""Networks trained together: so few that their parameters stay in the processor's cache."""
 KINDS = ("fresh", "again", "same")
 _FIRST_SEED = {"fresh": 1000, "again": 5000}
 
@@ -65,8 +63,8 @@ def trained(setting: Setting, data: Data, jobs: Sequence[Job]) -> Iterator[dict[
     """The stacked parameters of every job's network, some at a time."""
     if len({len(job.members) for job in jobs}) > 1:
         raise SettingError("Networks that are trained at once need equally many examples each.")
-    for start in range(0, len(jobs), AT_ONCE):
-        yield _together(setting, data, jobs[start : start + AT_ONCE])
+    for start in range(0, len(jobs), setting.at_once):
+        yield _together(setting, data, jobs[start : start + setting.at_once])
 
 
 def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> dict[str, Tensor]:
@@ -135,14 +133,14 @@ def kept_margins(
     Kept in files that begin with the path, some networks in each. What lies there is not computed again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for start in track(range(0, len(jobs), AT_ONCE), -(-len(jobs) // AT_ONCE), f"retraining ({path.name})"):
-        some = jobs[start : start + AT_ONCE]
+    parts, size = [], setting.at_once
+    for start in track(range(0, len(jobs), size), -(-len(jobs) // size), f"retraining ({path.name})"):
+        some = jobs[start : start + size]
         file = path.with_name(f"{path.name}-{start:03d}-{start + len(some):03d}.npy")
         if not file.exists():
             margin = retrain(setting, data, some)
             if tests is not None:
-                margin = margin.gather(1, tests[start : start + AT_ONCE, None])[:, 0]
+                margin = margin.gather(1, tests[start : start + size, None])[:, 0]
             np.save(file, margin.numpy())
         parts.append(torch.from_numpy(np.load(file)))
     return torch.cat(parts)

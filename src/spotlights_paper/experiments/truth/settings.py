@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spotlights.errors import UnknownNameError
 from spotlights_paper.experiments.training import mlp
-from spotlights_paper.experiments.truth.data import LETTERS, Data, load_data
+from spotlights_paper.experiments.truth.data import KNOWN_WORDS, LETTERS, LONG, Data, load_data
 
 
 class SmallCNN(nn.Module):
@@ -67,25 +67,19 @@ class WordMean(nn.Module):
         return self.last(self.hidden(self.embedding(words).mean(dim=1)).relu())
 
 
-class LetterGPT(nn.Module):
-    """A transformer of one block with a table of positions; embeddings start at a standard deviation of 0.02."""
+class Block(nn.Module):
+    """Attention to what came before, then two wide layers."""
 
-    def __init__(self, letters: int = 128, width: int = 32, heads: int = 4) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.letters = nn.Embedding(letters, width)
-        self.places = nn.Embedding(LETTERS, width)
-        for table in (self.letters, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-        self.attention_norm, self.norm, self.last_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mixed = nn.Linear(width, 3 * width)
         self.attended = nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.last = nn.Linear(width, letters)
 
-    def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch length letters"]:
-        length = tokens.shape[1]
-        x = self.letters(tokens) + self.places(torch.arange(length))
+    def forward(self, x: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        length = x.shape[1]
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.mixed(self.attention_norm(x)).chunk(3, dim=-1)
@@ -93,8 +87,25 @@ class LetterGPT(nn.Module):
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         weights = (q @ k.transpose(-1, -2) / k.shape[-1] ** 0.5).masked_fill(later, float("-inf")).softmax(dim=-1)
         x = x + self.attended((weights @ v).transpose(1, 2).flatten(-2))
-        x = x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
-        return self.last(self.last_norm(x))
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+
+
+class GPT(nn.Module):
+    """A transformer with a table of positions; embeddings start at a standard deviation of 0.02."""
+
+    def __init__(self, tokens: int, length: int, *, width: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.places = nn.Embedding(length, width)
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.last_norm = nn.LayerNorm(width)
+        self.last = nn.Linear(width, tokens)
+
+    def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch length tokens"]:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.last(self.last_norm(self.blocks(x)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +126,8 @@ class Setting:
     epochs: int = 50
     dtype: str = "float32"
     """How keys and errors are stored; float32 is exact here."""
+    at_once: int = 20
+    """Networks retrained together: so few that their parameters stay in the processor's cache."""
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
@@ -126,6 +139,11 @@ class Setting:
 
 def _mnist_mlp() -> nn.Module:
     return mlp((784, 128, 64, 10))
+
+
+_letter_gpt = partial(GPT, 128, LETTERS, width=32, heads=4, blocks=1)
+_wiki_gpt = partial(GPT, KNOWN_WORDS, LONG, width=128, heads=4, blocks=4)
+"""1.3 million parameters, half a million of them in words."""
 
 
 def _small(**options: Any) -> Setting:
@@ -156,7 +174,20 @@ SETTINGS = {
             epochs=30,
         ),
         _small(name="passages", data="passages", network=WordMean, optimizer="adamw", lr=3e-3, epochs=15),
-        _small(name="letter-gpt", data="letters", network=LetterGPT, optimizer="adamw", lr=3e-3, epochs=15),
+        _small(name="letter-gpt", data="letters", network=_letter_gpt, optimizer="adamw", lr=3e-3, epochs=15),
+        Setting(
+            name="wiki-gpt",
+            data="wiki-words",
+            network=_wiki_gpt,
+            train_images=1000,
+            test_images=50,
+            optimizer="adamw",
+            lr=1e-3,
+            batch=8,
+            epochs=5,
+            dtype="float16",
+            at_once=1,
+        ),
     )
 }
 

@@ -1,0 +1,84 @@
+"""Influence where an example holds many answers, as the positions of a text do: K-FAC, from the memory alone.
+
+There are more answers than examples, so a matrix of examples is no Gauss-Newton. Instead the curvature of each layer is
+taken as a product of two moments, `C = E[[k; 1] [k; 1]ᵀ]` of its keys and `B = E[δ δᵀ]` of its errors, and each input's
+gradient F becomes
+
+    (B + λ·mean(diag B)·I)⁻¹ F (C + λ·mean(diag C)·I)⁻¹
+
+An example's number is the product of this with the mean gradient over the last quarter of its visits: earlier errors
+are those of another network, and the errors of such a training do not go to 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spotlights.memory.blocks import Block, Everything, as_of
+from spotlights.query.contraction import DirectedQueries
+from spotlights.query.engine import View
+from spotlights.query.example_gradients import LayerQueries, VisitNumbers
+from spotlights.query.reducers import Reducer
+from spotlights.query.whitening import whitened_queries
+from spotlights.sparse_rows import dense
+
+_WIDE = 4096
+"""Of more outputs, only the diagonal of B is taken."""
+DAMPING = 0.02
+"""λ, as chosen on two language models that docs/truth.md does not report."""
+
+
+@dataclass(eq=False)
+class ErrorMomentsReducer(Reducer):
+    """`Σ (w δ) (w δ)ᵀ` over the slots of some visits, or its diagonal where outputs are many; and how many slots."""
+
+    adds = ("sum", "count")
+    visits: VisitNumbers
+    out_features: int
+    dtype: torch.dtype
+
+    def start(self) -> None:
+        shape = (self.out_features,) * (1 if self.out_features > _WIDE else 2)
+        self.sum, self.count = torch.zeros(shape, dtype=torch.float64), 0
+
+    def update(self, block: Block, values: Any) -> None:
+        _, numbers = self.visits.of(block)
+        for errors in block.errors():
+            scale = numbers[errors.place] if errors.scale is None else numbers[errors.place] * errors.scale
+            used = (scale != 0).nonzero().flatten()
+            rows = dense(errors.rows)[used].to(self.dtype) * scale[used, None].to(self.dtype)
+            self.sum += rows.double().square().sum(dim=0) if self.sum.ndim == 1 else (rows.T @ rows).double()
+            self.count += len(used)
+
+
+def through_curvature(view: View, name: str, asked: LayerQueries, visits: VisitNumbers, damping: float) -> LayerQueries:
+    """A layer's gradient of the number of interest, divided by the layer's curvature."""
+    rows = len(asked.owners) / asked.inputs
+    keys, ones = whitened_queries(view, name, asked.asked.queries, damping=damping, rows=rows)
+    directions = asked.asked.directions
+    moment = _error_moment(view, name, visits)
+    strength = damping * (moment if moment.ndim == 1 else moment.diagonal()).mean()
+    if strength > 0:
+        wide = directions.double()
+        if moment.ndim == 1:
+            solved = wide / (moment + strength)
+        else:
+            solved = torch.linalg.solve(moment + strength * torch.eye(len(moment), dtype=torch.float64), wide.T).T
+        directions = solved.to(directions.dtype)
+    return replace(asked, asked=DirectedQueries(keys, directions, ones))
+
+
+def _error_moment(view: View, name: str, visits: VisitNumbers) -> Float[Tensor, "out_features *out_features"]:
+    layer = view.reader.layer(name)
+
+    def find() -> Tensor:
+        reducer = ErrorMomentsReducer(visits, layer.entry.out_features, layer.storage.compute_dtype)
+        errors = view.reduce(name, reducer, selection=as_of(view.reader, Everything(), view.until))
+        return errors.sum / max(errors.count, 1)
+
+    return layer.once(("error moment", view.until), find)
