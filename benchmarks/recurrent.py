@@ -1,7 +1,8 @@
 """What recording an LSTM costs: language models in training, recorded and unrecorded, side by side.
 
     python benchmarks/recurrent.py
- Three identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
+
+Three identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
 machine does hits all of them. One is unrecorded, of the others the LSTM is recorded: with keys and errors; with keys
 alone (`errors=False`). With `--network characters --arm recipe --steps 250` it is a recipe of all layers. All train to
 the same bits. A recorded turn ends when all of it is on disk. `characters` is nearly all LSTM; `words` has a vocabulary
