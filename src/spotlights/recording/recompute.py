@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -56,7 +56,9 @@ def record(
         for step in range(run.step, steps.start):
             run.take(step)
         recorder = Recorder(run.model, run.optimizer, store, settings, ColumnTable(source.reader.manifest.columns))
-        with recorder:
+        with ExitStack() as stack:
+            with source.readable(run.step):  # its first files hold the optimizer's state of the recipe
+                stack.enter_context(recorder)
             for step in steps:
                 run.take(step, recorder)
                 told((step + 1 - steps.start) / len(steps))
