@@ -173,7 +173,7 @@ class Recorder:
         self._paused = 0
         self._was_paused = False
         self._warned: set[str] = set()
-        """Of which kinds there has been a warning."""
+        """The kinds of warnings that have been given."""
         self._may_be_compiled = False
         self._told_bytes = self._folded  # a folded memory does not grow with the steps
         self._staged: dict[str, LayerStep] = {}
