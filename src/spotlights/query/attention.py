@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,8 @@ from spotlights.query.plan import Measure
 from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
+from spotlights.results.pages import table_page
+from spotlights.results.tables import build
 from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
@@ -306,6 +308,16 @@ class Attention(LayerMeasured):
     def __repr__(self) -> str:
         return f"Attention({self.layer}: {len(self)} queries over {self.recorded.slots:,} slots)"
 
+    def _repr_html_(self) -> str:
+        return _as_html([self])
+
+
+def _as_html(attentions: Iterable[Attention]) -> str:
+    """In a notebook: which layers can be asked, and how."""
+    rows = [[each.layer, len(each), f"{each.recorded.slots:,}"] for each in attentions]
+    note = "ask a layer with .top(), .totals(column), .contributions(target)"
+    return table_page(build("attention over training slots", ["layer", "queries", "slots"], rows, note), None).html
+
 
 class Spotlights(dict[str, Attention]):
     """The attention of every layer, by name; made by `Memory.attend`."""
@@ -369,7 +381,9 @@ class Spotlights(dict[str, Attention]):
                 too_large = isinstance(error, TooLargeError)
         if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
-        parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]
+        parts = [
+            attention.layer_influence(asked[attention.layer], damping, balance=balance) for attention in attentions
+        ]
         whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
         if joint is None:
             return whitened
@@ -412,11 +426,15 @@ class Spotlights(dict[str, Attention]):
         names = joint_layers(view.reader, [attention.layer for attention in attentions])
         if rule is None and (not names or unsupported_joint(view.reader) is not None):
             return None
-        outputs = [name for name, each in self.items() if not each.transposed and each.gives_output]
+        outputs = [name for name, attention in self.items() if not attention.transposed and attention.gives_output]
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in attentions if each.layer in names}
+        of_layers = {
+            attention.layer: attention.layer_queries(asked[attention.layer])
+            for attention in attentions
+            if attention.layer in names
+        }
         inputs = next(iter(of_layers.values())).inputs
         return joint.influence(view, of_layers, inputs=inputs, damping=damping)
 
@@ -447,3 +465,6 @@ class Spotlights(dict[str, Attention]):
 
     def __repr__(self) -> str:
         return "\n".join(repr(attention) for attention in self.values())
+
+    def _repr_html_(self) -> str:
+        return _as_html(self.values())
