@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spotlights.figures import save
 from spotlights_paper.report.gallery import Exhibit, exhibits
-from spotlights_paper.statements import HEAD, judge, rows, summary
+from spotlights_paper.statements import HEAD, rows
 
 FOLDER = Path(__file__).parent / "paper"
 INTRODUCTION = """# The paper, figure by figure
@@ -29,7 +29,7 @@ this page as `gallery.html`. This page: `python docs/paper_gallery.py RUN…`.""
 
 def markdown(folders: Sequence[Path]) -> str:
     """The whole page; its pictures are written beside it."""
-    parts = [INTRODUCTION, f"**{summary(judge(folders))}**"]
+    parts = [INTRODUCTION]
     for exhibit in exhibits(folders):
         parts += _exhibit(exhibit)
     return "\n\n".join(parts) + "\n"

@@ -1,8 +1,6 @@
 """Group weights are the weights of views: any mask built from them equals the library's own."""
 
-import tempfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch.nn import functional as F
 
 import spotlights as sl
 import training
+from explorers import exact_run
 
 EXACT = 1e-10
 SOURCES, LABELS = ["even", "odd"], [0, 1, 2]
@@ -29,23 +28,6 @@ class Reader(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         states, _ = self.parts["recurrent"](sequences.transpose(0, 1))
         return self.parts["head"](states[-1])
-
-
-@cache
-def exact_run() -> tuple[sl.Memory, nn.Module]:
-    """A network in float64, recorded with labels and two sources."""
-    model = training.network()
-    optimizer = training.sgd(model, momentum=0.9, weight_decay=0.01)
-    inputs, labels = training.examples()
-    path = Path(tempfile.mkdtemp()) / "exact.memory"
-    with sl.record(model, optimizer, path, dtype="float64") as recorder:
-        for step in range(20):
-            ids = training.chosen(step)
-            recorder.batch(example=ids, label=labels[ids], source=["odd" if i % 2 else "even" for i in ids.tolist()])
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            optimizer.step()
-    return sl.open(path), model.eval()
 
 
 def masks_of(columns: list[str]) -> Any:

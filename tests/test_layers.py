@@ -15,7 +15,7 @@ import spotlights as sl
 from layer_kinds import KINDS, Conv1D, OwnNorm, Twice
 from spotlights.layers import ADAPTERS, LayerAdapter, adapter_for
 from spotlights.layers.convolution import ConvolutionAdapter
-from training import fill, state
+from training import fill, one_number, state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*examples may be counted along")  # batches of 2 by 2
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -43,12 +43,6 @@ def recorded(model: nn.Module, inputs: Tensor, make: Callable[..., Any], **optio
             optimizer.step()
             after.append(state(model))
     return sl.open(path), after
-
-
-def one_number(output: Tensor) -> Tensor:
-    """A number of interest in which every output has a part."""
-    flat = output.flatten(1)
-    return flat @ torch.linspace(-1, 1, flat.shape[1], dtype=flat.dtype)
 
 
 def assert_parts_add_up(memory: sl.Memory, model: nn.Module, inputs: Tensor, layer: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import spotlights as sl
 from spotlights.layers import ADAPTERS
-from training import fill, state
+from training import fill, one_number, state
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 TOKENS, WIDTH, LENGTH, STEPS = 7, 4, 4, 5
@@ -62,11 +62,6 @@ def recorded(model: nn.Module, inputs: Any, optimizer: str, **options: Any) -> t
             trainer.step()
             after.append(state(model))
     return sl.open(path), after
-
-
-def one_number(output: Tensor) -> Tensor:
-    flat = output.flatten(1)
-    return flat @ torch.linspace(-1, 1, flat.shape[1], dtype=flat.dtype)
 
 
 def assert_whole(memory: sl.Memory, model: nn.Module, inputs: Any, after: list[Any]) -> None:

@@ -176,3 +176,9 @@ def slots(memory: sl.Memory, model: nn.Module, layer: str, inputs: Tensor) -> li
 
 def column(memory: sl.Memory, model: nn.Module, layer: str, inputs: Tensor, name: str) -> list[Any]:
     return [row.get(name) for row in slots(memory, model, layer, inputs)]
+
+
+def one_number(output: Tensor) -> Tensor:
+    """A number of interest in which every output has a part."""
+    flat = output.flatten(1)
+    return flat @ torch.linspace(-1, 1, flat.shape[1], dtype=flat.dtype)

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spotlights as sl
 
 torch.set_num_threads(1)
 
+B, D = 4, 5
+X, LABELS = torch.randn(12, D, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+IDS = torch.tensor([3, 1, 4, 7])
 OF_THE_CHANGE = 1e-4
 """How much of the change a float32 run may miss by rounding."""
 
@@ -219,3 +223,12 @@ def _said_of(layer: str, verified: Any) -> str:
     """The notes under the table of `verify` that are about a layer: they begin with its name and a colon."""
     _, _, notes = words(verified).partition(f" {layer}: ")
     return notes
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def ordinary(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+    recorder.batch(example=IDS)
+    turn(optimizer, F.cross_entropy(model(X[IDS]), LABELS[IDS]))

@@ -9,8 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import (
+    IDS,
+    LABELS,
+    B,
+    D,
+    X,
     assert_verified,
     column,
+    mlp,
+    ordinary,
     run,
     sgd,
     turn,
@@ -20,20 +27,8 @@ from torch import Tensor, nn
 import spotlights as sl
 from spotlights.layers import ADAPTERS
 
-B, T, D = 4, 6, 5
-X, LABELS = torch.randn(12, D, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+T = 6
 FRAMES = torch.randn(12, T, D, generator=torch.Generator().manual_seed(2))
-IDS = torch.tensor([3, 1, 4, 7])
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def ordinary(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
-    recorder.batch(example=IDS)
-    turn(optimizer, F.cross_entropy(model(X[IDS]), LABELS[IDS]))
-
 
 # -- rows that do not fit the batch ------------------------------------------------------------------------------------
 

@@ -10,11 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import (
+    IDS,
+    LABELS,
     OF_THE_CHANGE,
+    B,
+    D,
+    X,
     adam,
     assert_adds_up_exactly,
     assert_verified,
     column,
+    mlp,
+    ordinary,
     run,
     sgd,
     turn,
@@ -24,18 +31,15 @@ from torch import Tensor, nn
 
 import spotlights as sl
 
-B, D = 4, 5
-X, LABELS = torch.randn(12, D, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
-IDS = torch.tensor([3, 1, 4, 7])
 
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def ordinary(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+def together(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
+    """A step of several optimizers after one backward pass."""
     recorder.batch(example=IDS)
-    turn(optimizer, F.cross_entropy(model(X[IDS]), LABELS[IDS]))
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 # -- changes in mid-run ------------------------------------------------------------------------------------------------
@@ -229,15 +233,7 @@ def test_a_list_of_optimizers_records_the_layers_of_all(tmp_path):
         first = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
         return [first, torch.optim.AdamW(model[2].parameters(), lr=0.01)]
 
-    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
-        recorder.batch(example=IDS)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    done = run(mlp(), make, tmp_path / "m", together, compare=True)
     assert_verified(done)
     assert done.memory.layers["0"].slots == done.memory.layers["2"].slots == 16
     assert done.memory.info.as_dict()["recorded parameters"] == done.memory.info.as_dict()["trained parameters"]
@@ -301,15 +297,7 @@ def test_two_optimizers_may_share_a_layer(tmp_path):
         biases = [p for p in model.parameters() if p.ndim == 1]
         return [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(biases, lr=0.01)]
 
-    def step(model: nn.Module, optimizers: Any, recorder: Any, number: int) -> None:
-        recorder.batch(example=IDS)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        F.cross_entropy(model(X[IDS]), LABELS[IDS]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    done = run(mlp(), make, tmp_path / "m", step, compare=True)
+    done = run(mlp(), make, tmp_path / "m", together, compare=True)
     assert done.memory.steps == 4
     assert_verified(done)
     assert_adds_up_exactly(done.memory.attend(done.model, X[:3])["2"].contributions(1), done.model(X[:3])[:, 1])

@@ -14,6 +14,8 @@ from spotlights_paper import datasets
 from spotlights_paper.experiments import demo
 from spotlights_paper.experiments.training import mlp
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
+
 
 def test_its_memory_equals_its_network():
     outcome = small_demo().outcome

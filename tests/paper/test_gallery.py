@@ -51,17 +51,35 @@ def test_a_statement_is_shown_beside_the_figures_it_names():
 def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path: Path, quick_figures: None):
     found = exhibits([single])
     titles = [each.title for each in found]
-    assert titles[:3] == [
+    assert titles[:4] == [
+        "What does not hold, and why",
         "Figures 1 and 2: one layer, two forms",
         "Figures 3a, 4, 5, 8",
         "Table 1: the class with the most attention",
     ]
-    assert found[1].judged
-    assert found[1].command == "spotlights run mnist-single --preset quick --seed 0"
+    assert found[2].judged
+    assert found[2].command == "spotlights run mnist-single --preset quick --seed 0"
     write_gallery(found, tmp_path)
     page = (tmp_path / "gallery.html").read_text(encoding="utf-8")
     assert all(title in page for title in titles)
     assert page.count("<img") == sum(len(each.pictures) for each in found)
+
+
+def test_the_page_opens_with_what_does_not_hold_and_says_why():
+    page = (Path(__file__).parents[2] / "docs/paper/index.md").read_text(encoding="utf-8")
+    rest = page.split("\n## ")[1:]
+    assert rest[0].startswith("What does not hold, and why")
+    listed = [line.strip("| ").split(" | ") for line in rest[0].splitlines() if line.startswith("| ")][2:]
+    judged = {tuple(line.strip("| ").split(" | ")) for line in "\n".join(rest[1:]).splitlines() if "hold" in line}
+    failing = {row for row in judged if len(row) == 4 and not holds_always(row[3])}
+    assert len(listed) == len(failing) > 0
+    assert {tuple(row[:4]) for row in listed} == failing
+    assert all(len(row) == 5 and row[4] for row in listed)
+
+
+def holds_always(verdict: str) -> bool:
+    held, _, runs = verdict.removeprefix("holds in ").partition(" of ")
+    return verdict == "holds" or held == runs
 
 
 def test_figures_1_and_2_have_terms_that_add_up_to_the_logit(single: Path):

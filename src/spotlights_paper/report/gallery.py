@@ -15,7 +15,7 @@ from spotlights_paper.report.picture import Picture
 from spotlights_paper.report.schematic import both_forms
 from spotlights_paper.report.test_set_figures import forgetting_figures
 from spotlights_paper.report.time_figure import ranks_against_time
-from spotlights_paper.statements import Judged, judge
+from spotlights_paper.statements import FAILING_HEAD, Judged, failing, judge, summary
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def exhibits(runs: Sequence[Path]) -> list[Exhibit]:
     """Everything that the runs can show, in the paper's order."""
     judged = judge(runs)
     return [
+        *_failing(judged),
         *_schematic(runs),
         *_cases(runs, judged, "3"),
         *_table_1(runs, judged),
@@ -103,6 +104,17 @@ def _command(run: Any) -> str:
     return f"spotlights run {run.experiment} --preset {run.preset} --seed {run.seed}"
 
 
+def _failing(judged: list[Judged]) -> Iterator[Exhibit]:
+    if failing(judged):
+        yield Exhibit(
+            "What does not hold, and why",
+            "Every statement of section 5 and of the appendices that a run can be asked about, in our words, is one "
+            "check from results to a verdict. Nothing is tuned to a statement.",
+            summary(judged),
+            tables=[Table("", FAILING_HEAD, failing(judged))],
+        )
+
+
 def _schematic(runs: Sequence[Path]) -> Iterator[Exhibit]:
     first_run = _first(runs, "mnist-single", "paper", "quick")
     if first_run is not None and first_run[1].cases:
@@ -133,10 +145,20 @@ def _cases(runs: Sequence[Path], judged: list[Judged], where: str) -> Iterator[E
             f"Figures {figure}, {', '.join(map(str, sorted(numbers)))}",
             paper,
             describe(results, case) + "." + rule,
-            [Picture(f"figure-{figure}", describe(results, case), attention_figure(results, case))],
+            [Picture(f"figure-{figure}", _caption(figure, case), attention_figure(results, case))],
             judged=mine,
             command=_command(run),
         )
+
+
+def _caption(figure: str, case: Any) -> str:
+    """Which part of our picture is which of the paper's figures."""
+    top, totals, images = FIGURES[figure]
+    return (
+        f"Figure {figure}: the test image. Figure {top}: the scores of the top {case.layers[0].top.shape[2]} slots of "
+        f"each class. Figure {totals}: the sums of |score| per class. Figure {images}: the training images with the "
+        "largest scores. A row for each layer, the input layer first."
+    )
 
 
 def _table_1(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
@@ -185,7 +207,7 @@ def _time(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
 
 def _passages(runs: Sequence[Path], judged: list[Judged]) -> Iterator[Exhibit]:
     for experiment, numbers in (("aesop-char", (2, 3, 4)), ("wikitext2-word", (5, 6, 7))):
-        first_run = _first(runs, experiment, "paper", "laptop", "quick")
+        first_run = _first(runs, experiment, "paper", "bfloat16", "laptop", "quick")
         if first_run is None or not first_run[1].tables:
             continue
         run, results = first_run

@@ -29,10 +29,10 @@ def _boots_dominate(findings: Findings) -> Verdict:
     return share > 0.5, (share,)
 
 
-def _spreads_over_tasks(section: str, shown: str, experiment: str, figure: str, what: str) -> None:
+def _spreads_over_tasks(section: str, shown: str, experiment: str, figure: str, what: str, why: str = "") -> None:
     text = f"For {what}, the top scores of layers 1 and 2 are spread more over both tasks than those of layer 0."
 
-    @statement(section, shown, experiment, text, "other task: {:.0%}, {:.0%}, {:.0%} of the top 500")
+    @statement(section, shown, experiment, text, "other task: {:.0%}, {:.0%}, {:.0%} of the top 500", why=why)
     def _check(findings: Findings) -> Verdict:
         case = findings.case(figure)
         own = findings.results.sources.index(case.source)
@@ -70,6 +70,8 @@ def _coats(findings: Findings) -> Verdict:
     JOINT,
     "In later layers boots have a larger part of the total than in the input layer.",
     "{:.1%}, {:.1%}, {:.1%}",
+    why="The paper says that the score is increased. By rank it is: boots are first from layer 1 on (the next "
+    "statement). As a part of the total, layer 1 is below the input layer.",
 )
 def _boots_rise(findings: Findings) -> Verdict:
     shares = [float(layer.absolute[1, 9] / layer.absolute.sum()) for layer in findings.case("3b").layers]
@@ -132,7 +134,9 @@ def _ones_become_threes(findings: Findings) -> Verdict:
 
 
 def _there_is(section: str, shown: str, experiment: str, figure: str, text: str) -> None:
-    @statement(section, shown, experiment, text, "true of {:.0%} of 60 such images")
+    why = "In some runs none of the first 60 such images is like that: we stop looking there."
+
+    @statement(section, shown, experiment, text, "true of {:.0%} of 60 such images", why=why)
     def _check(findings: Findings) -> Verdict:
         case = findings.case(figure)
         return case.fits, (case.fitting,)
@@ -168,7 +172,14 @@ def _ones_and_dresses(findings: Findings) -> Verdict:
     return max(ranks) <= 5, tuple(map(float, ranks))
 
 
-_spreads_over_tasks("B.3", "Figure 21", CONTINUAL, "10d", "this “1”")
+_spreads_over_tasks(
+    "B.3",
+    "Figure 21",
+    CONTINUAL,
+    "10d",
+    "this “1”",
+    why="In layer 2 the very largest scores are digits' again. By totals it holds (the next statement).",
+)
 
 
 @statement(

@@ -79,6 +79,14 @@ def load_data(name: str, train: int, test: int) -> Data:
     return Data(sides[0], sides[1], images.classes)
 
 
+def _parts(
+    train: int, test: int, inputs: Tensor, labels: Tensor, ids: Tensor, texts: tuple[str, ...] = (), **options: Any
+) -> Data:
+    """The first examples are for training, the next ones for testing."""
+    parts = slice(train), slice(train, train + test)
+    return Data(*(ExampleRows(inputs[part], labels[part], ids[part], texts[part]) for part in parts), **options)
+
+
 def _split(inputs: Any, labels: Any, train: int, test: int, kind: str, classes: Sequence[str] = ()) -> Data:
     """A table, in random order, with columns (and numbers to predict) of mean 0 and standard deviation 1."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -88,8 +96,7 @@ def _split(inputs: Any, labels: Any, train: int, test: int, kind: str, classes: 
     x = ((x - x[:train].mean(dim=0)) / x[:train].std(dim=0).clamp_min(1e-9)).float()
     if kind == "squared":
         y = ((y.double() - y[:train].double().mean()) / y[:train].double().std()).float()
-    rows = [ExampleRows(x[part], y[part], order[part]) for part in (slice(train), slice(train, train + test))]
-    return Data(rows[0], rows[1], tuple(classes), kind)
+    return _parts(train, test, x, y, order, classes=tuple(classes), kind=kind)
 
 
 def _diabetes(train: int, test: int) -> Data:
@@ -131,9 +138,7 @@ def _passages(train: int, test: int) -> Data:
     inputs = torch.tensor([[numbers.get(word, 0) for word in text.split()] for text, _ in passages])
     labels = torch.tensor([label for _, label in passages])
     texts = tuple(text for text, _ in passages)
-    ids = torch.arange(len(texts))
-    rows = [ExampleRows(inputs[p], labels[p], ids[p], texts[p]) for p in (slice(train), slice(train, train + test))]
-    return Data(rows[0], rows[1], sources)
+    return _parts(train, test, inputs, labels, torch.arange(len(texts)), texts, classes=sources)
 
 
 def _letters(train: int, test: int) -> Data:
@@ -144,11 +149,7 @@ def _letters(train: int, test: int) -> Data:
     starts = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: train + test]
     rows = torch.stack([tokens[place * length : (place + 1) * length] for place in starts.tolist()]).long()
     texts = tuple("".join(text.vocabulary.decode(row)) for row in rows)
-    halves = [
-        ExampleRows(rows[part, :-1], rows[part, 1:], starts[part], texts[part])
-        for part in (slice(train), slice(train, train + test))
-    ]
-    return Data(halves[0], halves[1], kind="tokens")
+    return _parts(train, test, rows[:, :-1], rows[:, 1:], starts, texts, kind="tokens")
 
 
 SOURCES: dict[str, Callable[[int, int], Data]] = {
