@@ -7,6 +7,7 @@ way from a layer to any number of interest can be asked for later.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -118,16 +119,22 @@ class ForwardPass:
                 self.transposed_uses[use], self.calls[use] = name, Calls(map_name)
                 users.setdefault(module, (adapter, {}))[1][map_name] = self.calls[use]
         handles: list[Any] = []
+        thread, running = threading.get_ident(), [True]
+
+        def within() -> bool:
+            """Other threads run the model, too; and a copy of it that was made meanwhile keeps the hooks."""
+            return bool(running) and threading.get_ident() == thread
+
         modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
                 if isinstance(adapter, FunctionalAdapter):
                     handles += [
-                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls))
+                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls, within))
                         for name, calls in maps.items()
                     ]
                     continue
-                hook = _hook(adapter, maps)
+                hook = _hook(adapter, maps, within)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
                 if adapter.used_outside:
                     assert isinstance(module, nn.Linear)
@@ -136,6 +143,7 @@ class ForwardPass:
             with torch.enable_grad(), plainly():
                 self.output = call_model(model, inputs)
         finally:
+            running.clear()
             for handle in handles:
                 handle.remove()
             for module, training in modes.items():
@@ -338,8 +346,10 @@ def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
     return output.gather(1, index.expand(count)[:, None])[:, 0]
 
 
-def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., Any]:
+def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls], within: Callable[[], bool]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not within():
+            return output
         outputs = tensors_of(output)
         for tensor in outputs:
             if not tensor.requires_grad:
@@ -358,8 +368,10 @@ def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output:
     return hook(module, (input,), {}, output)
 
 
-def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls) -> Use:
+def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls, within: Callable[[], bool]) -> Use:
     def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
+        if not within():
+            return output
         if not output.requires_grad:
             output.requires_grad_()
         call = adapter.use(module, name, input, rows)
