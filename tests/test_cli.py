@@ -37,6 +37,8 @@ COMMANDS = (
     "audit",
     "copy",
     "merge",
+    "map",
+    "compare",
 )
 
 
