@@ -1,7 +1,7 @@
 """How far a batch, a question and a request of the explorer travel through the package.
 
-    python benchmarks/walk.py            # calls, functions, files, crossings between packages; everything is warm
-    python benchmarks/walk.py --files    # with the files, in the order in which they are first entered
+python benchmarks/walk.py            # calls, functions, files, crossings between packages; everything is warm
+python benchmarks/walk.py --files    # with the files, in the order in which they are first entered
 """
 
 from __future__ import annotations
