@@ -68,16 +68,8 @@ class Attention(LayerMeasured):
         use: str | None = None,
         differs: str | None = None,
     ) -> None:
-        """
-        Args:
-            view: the slots.
-            recorded: the layer in the memory.
-            forward: the model's pass on the inputs.
-            kernel: one of `KERNELS`.
-            part: one part of the keys alone.
-            use: the name of a module that uses the transposed weight of the layer, if the attention is that module's.
-            differs: how the model differs from the memory, which contributions say.
-        """
+        """`use`: a module that uses the layer's transposed weight, whose attention this is; `differs`: how the model
+        differs from the memory, which contributions say."""
         self.use = use or recorded.name
         self.transposed = use is not None
         super().__init__(view, recorded, forward.calls[self.use].rows.cpu())

@@ -40,7 +40,7 @@ from spotlights.query.measured import LayerMeasured, OverLayers, add_up
 from spotlights.query.measures import Known
 from spotlights.query.plan import Measure, Plan
 from spotlights.query.reducers import Reducer
-from spotlights.results.answers import Label, Top, Totals
+from spotlights.results.answers import Label, Totals
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest, check_number
 from spotlights.results.tables import Printable, build, frame
 
@@ -231,14 +231,6 @@ class History(OverLayers, Printable):
     def during(self, steps: range) -> History:
         """The same history with the slots of some steps alone: who added what meanwhile."""
         return History(self.view.where(OneOf("step", steps)), self._targets, self._values, self._course)
-
-    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples that added most."""
-        return super().top(k, by=by, per=per)
-
-    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples that took most away."""
-        return super().bottom(k, by=by, per=per)
 
     def forgetting(self, k: int = 3, *, longest: int = 5) -> Forgetting:
         """The steps at which a right answer was lost, and the k examples that took most of it.

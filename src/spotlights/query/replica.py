@@ -44,14 +44,7 @@ class Replica:
         places: Sequence[Place],
         targets: Mapping[str, Target],
     ) -> None:
-        """
-        Args:
-            model: the trained network, which is left as it is.
-            inputs: what it is asked about.
-            layers: the recorded layers.
-            places: the recorded parameters that can be set.
-            targets: the numbers of interest, by name; each has one for each input.
-        """
+        """`places`: the recorded parameters that can be set. The model itself is left as it is."""
         self._model = copy.deepcopy(unwrapped(model)).eval()
         self._inputs = inputs
         self._targets = targets
