@@ -4,8 +4,10 @@ import multiprocessing
 import resource
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,20 +48,27 @@ def in_processes(
 def _once(arms: Mapping[str, Arm], turns: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     connections: dict[str, Connection] = {}
-    started = []
+    started: dict[str, Any] = {}
     for name, arm in arms.items():
         connections[name], theirs = context.Pipe()
-        started.append(context.Process(target=_alone, args=(arm, turns + 1, theirs), daemon=True))
-        started[-1].start()
+        started[name] = context.Process(target=_alone, args=(arm, turns + 1, theirs), daemon=True)
+        started[name].start()
         theirs.close()
 
     def ask(name: str) -> Any:
         connections[name].send("next")
-        return connections[name].recv()
+        try:
+            answer = connections[name].recv()
+        except EOFError:
+            started[name].join()
+            raise RuntimeError(f"{name!r} ended with exit code {started[name].exitcode}, without a turn") from None
+        if isinstance(answer, _Failure):
+            raise RuntimeError(f"{name!r} failed:\n{answer.traceback}")
+        return answer
 
     rounds = [{name: ask(name) for name in arms} for _ in range(turns + 1)]
     returned = {name: ask(name) for name in arms}
-    for process in started:
+    for process in started.values():
         process.join()
     return {name: [each[name] for each in rounds[1:]] for name in arms}, returned
 
@@ -72,6 +81,14 @@ def _alone(arm: Arm, turns: int, connection: Connection) -> None:
         except StopIteration as end:
             connection.send(end.value)
             return
+        except Exception:
+            connection.send(_Failure(traceback.format_exc()))
+            raise
+
+
+@dataclass(frozen=True)
+class _Failure:
+    traceback: str
 
 
 def most_memory() -> float:

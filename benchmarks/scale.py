@@ -5,8 +5,8 @@
     python benchmarks/scale.py --part bucket --to s3://bucket/x   # a real bucket, by the environment's credentials
 
 The network is the paper's for MNIST (784-800-800-10) in 6,000 steps of 64 images; its first and its last layer are
-recorded. Ray has clusters of one and of two nodes with one CPU each; one thread, one node and two nodes take turns.
-Wall time is what a user waits; CPU time, of all processes together, is hardly touched by what else the machine does.
+recorded. Ray has clusters of one and of two nodes with one CPU each. They take turns with one thread and with two, so
+that it shows what the machine gives. Wall time is what a user waits; CPU time is of all processes together.
 The bucket is on the S3 server of moto, on this machine; "needed" are the bytes of the tensors that a question uses.
 """
 
@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 QUESTIONS: dict[str, Callable[[sl.Memory, nn.Module, torch.Tensor], Any]] = {
     "top 10 of scores, 1 input": lambda m, net, x: m.attend(net, x[:1])["4"].top(10),
     "top 10 of scores, 128 inputs": lambda m, net, x: m.attend(net, x[:128])["4"].top(10),
-    "contributions by label, 64 inputs": lambda m, net, x: contributions(m, net, x[:64]).totals("label"),
+    "contributions by label, 128 inputs": lambda m, net, x: contributions(m, net, x[:128]).totals("label"),
     "top contributions by example, 64 inputs": lambda m, net, x: contributions(m, net, x[:64]).top(10, by="example"),
     "weights without a label": lambda m, net, x: m.without(label=3).weights("4"),
     "Table 1's totals, 2,048 inputs": lambda m, net, x: m.attend(net, x[:2048])["0"].totals("label", absolute=True),
@@ -102,24 +102,20 @@ def contributions(memory: sl.Memory, model: nn.Module, inputs: torch.Tensor) -> 
 
 
 def by_ray(path: Path, turns: int) -> None:
-    arms = {name: partial(answering, path, nodes) for name, nodes in (("thread", 0), ("1 node", 1), ("2 nodes", 2))}
+    settings = {"1 thread": (1, 0), "2 threads": (2, 0), "1 node": (1, 1), "2 nodes": (1, 2)}
+    arms = {name: partial(answering, path, *given) for name, given in settings.items()}
     took, returned = in_processes(arms, turns * len(QUESTIONS))
-    print(f"\n{turns} turns; medians of wall time, and in brackets of CPU time, of all processes together. In the last")
-    print(
-        "column the workers' CPU time counts by half for two nodes: what two cores with nothing else to do would take\n"
-    )
-    titles = ["one thread", "Ray, 1 node", "Ray, 2 nodes", "1 node/thread", "2 nodes/1"]
-    print(f"{'question':40}", *(f"{title:>15}" for title in titles))
+    print(f"\n{turns} turns; medians of wall time, and in brackets of the CPU time of all processes together\n")
+    titles = [*arms, "1 node/1 thread", "2 nodes faster", "2 threads faster"]
+    print(f"{'question':40}", *(f"{title:>16}" for title in titles))
     apart = 0.0
     for number, question in enumerate(QUESTIONS):
         wall = {name: took[name][number :: len(QUESTIONS)] for name in arms}
         cpu = {name: returned[name]["cpu"][question][1:] for name in arms}
         cells = [f"{statistics.median(wall[name]):5.2f} ({statistics.median(cpu[name]):5.2f}) s" for name in arms]
-        slower = ratio(wall["1 node"], wall["thread"]), ratio(cpu["1 node"], cpu["thread"])
-        alone = {name: returned[name]["alone"][question][1:] for name in arms}
-        faster = ratio(wall["1 node"], wall["2 nodes"]), ratio(alone["1 node"], alone["2 nodes"])
-        ratios = [f"{wall_ratio:.2f} ({cpu_ratio:.2f})" for wall_ratio, cpu_ratio in (slower, faster)]
-        print(f"{question:40}", *(f"{cell:>15}" for cell in (*cells, *ratios)))
+        cells.append(f"{ratio(wall['1 node'], wall['1 thread']):.2f}")
+        cells += [f"{ratio(wall[f'1 {what}'], wall[f'2 {what}s']):.2f}" for what in ("node", "thread")]
+        print(f"{question:40}", *(f"{cell:>16}" for cell in cells))
         first, *others = (returned[name]["answers"][question] for name in arms)
         apart = max(apart, *(difference(first, other) for other in others))
     print(f"\nThe same slots; sums differ by at most {apart:.0e} of the largest one (they are added up in float32).")
@@ -131,24 +127,21 @@ def ratio(one: list[float], other: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def answering(path: Path, nodes: int, turns: int) -> Generator[float, None, dict[str, Any]]:
-    """One of the three: a turn is one question. The first one, which does not count, prepares all questions."""
+def answering(path: Path, threads: int, nodes: int, turns: int) -> Generator[float, None, dict[str, Any]]:
+    """One of them: a turn is one question. The first one, which does not count, prepares all questions."""
     torch.set_num_threads(1)
-    memory, cluster = sl.open(path).on(Threads(threads=1)), None
+    memory, cluster = sl.open(path).on(Threads(threads=threads)), None
     if nodes:
         memory, cluster = in_cluster(path, nodes)
     model, inputs = trained(sl.open(path))
     asked = {name: partial(question, memory, model, inputs) for name, question in QUESTIONS.items()}
     answers, wall = {}, 0.0
-    cpu, alone = ({name: [] for name in QUESTIONS} for _ in range(2))
+    cpu: dict[str, list[float]] = {name: [] for name in QUESTIONS}
     for turn in range(turns):
         for name in [*QUESTIONS] if turn == 0 else [[*QUESTIONS][(turn - 1) % len(QUESTIONS)]]:
             before = cpu_seconds()
             wall = seconds(lambda name=name: answers.update({name: numbers(asked[name]())}))
-            used = {pid: after - before.get(pid, 0.0) for pid, after in cpu_seconds().items()}
-            own = used.pop(os.getpid())
-            cpu[name].append(own + sum(used.values()))
-            alone[name].append(own + sum(used.values()) / max(nodes, 1))
+            cpu[name].append(sum(after - before.get(pid, 0.0) for pid, after in cpu_seconds().items()))
         yield wall
     told = kill_one(asked[KILLED], answers[KILLED]) if nodes == 2 else ""
     if cluster is not None:
@@ -156,7 +149,7 @@ def answering(path: Path, nodes: int, turns: int) -> Generator[float, None, dict
 
         ray.shutdown()
         cluster.shutdown()
-    return {"answers": answers, "cpu": cpu, "alone": alone, "killed": told}
+    return {"answers": answers, "cpu": cpu, "killed": told}
 
 
 def in_cluster(path: Path, nodes: int) -> tuple[sl.Memory, Any]:
@@ -178,7 +171,8 @@ def kill_one(ask: Callable[[], Any], expected: list[np.ndarray]) -> str:
     start = time.perf_counter()
     asking.start()
     time.sleep(0.4 * undisturbed)
-    scanning = [pid for pid in descendants() if b"_run_share" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    while not (scanning := [pid for pid in descendants() if b"_run_share" in _command(pid)]):
+        assert asking.is_alive(), "the question was answered before anybody was killed"
     os.kill(scanning[0], signal.SIGKILL)
     asking.join()
     verdict = "the same answer" if difference(answer[0], expected) < 1e-6 else "ANOTHER ANSWER"
@@ -187,6 +181,12 @@ def kill_one(ask: Callable[[], Any], expected: list[np.ndarray]) -> str:
         f"kill -9 of one of {len(scanning)} scanning workers after {0.4 * undisturbed:.1f} s: {verdict}, "
         f"in {took:.1f} s instead of {undisturbed:.1f} s"
     )
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def descendants() -> list[int]:

@@ -1,10 +1,13 @@
 """`memory.attend`: what it takes and refuses, and that the model stays as it was."""
 
 import copy
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import spotlights as sl
 from memories import mlp, train, whole_numbers
@@ -112,3 +115,44 @@ def test_queries_are_kept_as_they_were_when_the_layer_saw_them():
         parameter.requires_grad_(False)
     scores = run.memory.attend(run.model, inputs.clone())["fc"].scores()
     assert torch.equal(scores, inputs @ inputs.T), "queries share memory with a tensor the model overwrites"
+
+
+class Meanwhile(nn.Module):
+    """Does something in the middle of a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.do: Callable[[], object] = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.do()
+        return x
+
+
+@pytest.mark.parametrize("way", ["a copy, later", "another thread"])
+def test_a_pass_sees_no_other_pass_through_the_network_or_a_copy_of_it(tmp_path, way):
+    model = nn.Sequential(nn.Linear(3, 4), Meanwhile(), nn.Linear(4, 2)).double()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(6, 3, dtype=torch.float64)
+    with sl.record(model, optimizer, tmp_path / "a.memory") as recorder:
+        recorder.batch(example=range(6))
+        F.cross_entropy(model(x), torch.arange(6) % 2).backward()
+        optimizer.step()
+    memory = sl.open(tmp_path / "a.memory")
+    right = memory.attend(model, x[:1])["0"].contributions(target=1).totals("example").values
+    copies: list[nn.Module] = []
+
+    def meanwhile() -> None:
+        model[1].do = lambda: None
+        if way == "another thread":
+            thread = threading.Thread(target=lambda: model(x))
+            thread.start()
+            thread.join()
+        else:
+            copies.append(copy.deepcopy(model))
+
+    model[1].do = meanwhile
+    spot = memory.attend(model, x[:1])
+    for other in copies:
+        other(x)
+    assert len(spot["0"].queries) == 1
+    assert torch.equal(spot["0"].contributions(target=1).totals("example").values, right)

@@ -403,10 +403,10 @@ class Memory:
             engine = self._known.engine
             self.__dict__.setdefault("view", _whole(self._recomputation.reader(progress, engine.each), engine))
             return self
-        chosen = range(self.steps) if steps is None else steps
-        if not (chosen.step == 1 and 0 <= chosen.start < chosen.stop <= self.steps):
+        kept_steps = range(self.steps) if steps is None else steps
+        if not (kept_steps.step == 1 and 0 <= kept_steps.start < kept_steps.stop <= self.steps):
             raise SettingError(f"steps={steps}: give a range within 0 to {self.steps}.")
-        self._recomputation.record(store_at(path), chosen, progress, overwrite=overwrite)
+        self._recomputation.record(store_at(path), kept_steps, progress, overwrite=overwrite)
         return open(path)
 
     def replay(self, inputs: Any, target: Target, *, progress: Progress = lambda share: None) -> ReplayedInfluence:
@@ -426,8 +426,8 @@ class Memory:
                 f"Exact replay trains again, and {self.path} has nothing to train with. Record with keep='recipe', and "
                 "open it with sl.open(path, model=model, recompute=loss)."
             )
-        found, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
-        return ReplayedInfluence.of(found.values, found.growth, names)
+        derivative, names = self._recomputation.sweep_back(lambda model: answer(model, inputs, target), progress)
+        return ReplayedInfluence.of(derivative.values, derivative.growth, names)
 
     def rewind(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, without: str) -> Rewound:
         """Puts a network and its optimizer back to a checkpoint from before some examples were first seen.
@@ -541,8 +541,8 @@ class Memory:
             model: the trained network.
             layers: only in these layers; the others keep the model's weights.
         """
-        chosen = list(self.view.reader.layers) if layers is None else layers
-        parameters = {name: self.parameters(name) for name in chosen}
+        names = list(self.view.reader.layers) if layers is None else layers
+        parameters = {name: self.parameters(name) for name in names}
         return primal_model(self.view, model, parameters)
 
     def verify(

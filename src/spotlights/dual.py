@@ -30,9 +30,9 @@ class Far:
     def __init__(self, view: View) -> None:
         self.looks = view.selection != as_of(view.reader, Everything(), view.until)
 
-    def check(self, layer: str, made: Tensor, trained: Tensor) -> None:
+    def check(self, layer: str, masked: Tensor, trained: Tensor) -> None:
         """Compares what a mask makes with what the trained network has."""
-        largest, usual = float(made.abs().max()), float(trained.abs().max())
+        largest, usual = float(masked.abs().max()), float(trained.abs().max())
         if not self.looks or largest <= _FAR * usual:
             return
         self.looks = False

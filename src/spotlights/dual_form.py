@@ -281,13 +281,13 @@ class DiscreteGradient:
     def full(self) -> Tensor:
         """A tensor of its own."""
         if isinstance(self.midpoint, OuterSum):
-            made = self.midpoint.value
+            gradient = self.midpoint.value
         elif self.midpoint is not None:
-            made = self.midpoint.clone()
+            gradient = self.midpoint.clone()
         else:
             assert self.change is not None
-            made = torch.zeros_like(self.change)
-        return self._add_change(made, 1.0)
+            gradient = torch.zeros_like(self.change)
+        return self._add_change(gradient, 1.0)
 
     def add_to(self, tensor: Tensor, number: float) -> Tensor:
         """Adds a multiple of itself in place."""

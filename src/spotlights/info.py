@@ -149,11 +149,11 @@ class MemoryInfo(Printable):
         if known["sampled"]:
             rule = rule_named(self._view.reader.manifest.rule)
             exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
-        made = f"{known['steps']:,} steps of {known['optimizer']} ({exact})"
+        training = f"{known['steps']:,} steps of {known['optimizer']} ({exact})"
         if known["observed"]:
-            made = self._view.reader.manifest.slots_note
+            training = self._view.reader.manifest.slots_note
         note = (
-            f"{known['status']} · {made} · "
+            f"{known['status']} · {training} · "
             f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
         if known["folded"]:

@@ -149,12 +149,12 @@ def rewind(
 
 def hash_of(model: nn.Module) -> str:
     """The SHA-256 of a network's parameters and buffers, with their names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
-        found.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _names(reader: MemoryReader) -> Callable[[int], int | str]:
@@ -173,10 +173,10 @@ def _announced(source: Source, selections: Sequence[Selection]) -> tuple[Visits,
     for step in range(source.reader.steps):
         seen[step] = set()
         for batch in source.step(step).batches:
-            ids, chosen = batch.columns["example"], _chosen(selections, batch, step)
+            ids, selected = batch.columns["example"], _chosen(selections, batch, step)
             seen[step].update(np.unique(ids).tolist())
-            if chosen.any():
-                left_out.setdefault(step, set()).update(ids[chosen].tolist())
+            if selected.any():
+                left_out.setdefault(step, set()).update(ids[selected].tolist())
     return seen, left_out
 
 
@@ -192,11 +192,11 @@ def _chosen(selections: Sequence[Selection], batch: AnnouncedBatch, step: int) -
         return torch.from_numpy(np.broadcast_to(rows, shape).copy())
 
     shape = max((values.shape for values in batch.columns.values()), key=len)
-    chosen = torch.zeros(shape, dtype=torch.bool)
+    selected = torch.zeros(shape, dtype=torch.bool)
     for selection in selections:
-        mask = selection.mask(column, chosen.numel())
-        chosen |= torch.ones_like(chosen) if mask is None else mask
-    return chosen.reshape(*examples, -1).any(dim=-1).numpy()
+        mask = selection.mask(column, selected.numel())
+        selected |= torch.ones_like(selected) if mask is None else mask
+    return selected.reshape(*examples, -1).any(dim=-1).numpy()
 
 
 # -- back to a checkpoint, and on ---------------------------------------------------------------------

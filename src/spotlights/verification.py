@@ -142,8 +142,8 @@ def verify(
         for layer in reader.layers if replayed is None else ():
             view.unrolled(layer)  # refuses before the long part, if it must
         damaged = _damaged(view) if files else []
-        made = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
-        checks = {name: _check(view, name, model, dict(made[name])) for name in reader.layers}
+        summed = replayed or parameters or {name: view_parameters(view, name) for name in reader.layers}
+        checks = {name: _check(view, name, model, dict(summed[name])) for name in reader.layers}
     if model is not None and not all(check.ok for check in checks.values()):
         layers = reader.manifest.layers
         differs = what_differs(view, lambda name: parameters_of(model, layers[name]), list(layers))
@@ -180,8 +180,8 @@ class Damage(LayerValue):
 def _damaged(view: View) -> list[str]:
     """Of all files, some at a time: an engine divides them."""
     starts, layer = range(0, view.reader.files, _FILES), next(iter(view.reader.layers), None)
-    found = view.values(*((layer, Damage(slice(first, first + _FILES))) for first in starts if layer is not None))
-    return [sentence for sentences in found for sentence in sentences]
+    of_files = view.values(*((layer, Damage(slice(first, first + _FILES))) for first in starts if layer is not None))
+    return [sentence for sentences in of_files for sentence in sentences]
 
 
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
@@ -190,8 +190,8 @@ def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str
             f"{view.reader.address} was trained with {view.reader.manifest.optimizer}, which has no exact update "
             "rule: only the whole memory can be verified, not a part of it."
         )
-    (made,) = view.values((next(iter(view.reader.layers)), Replay(view.until, optimizer)))
-    return made
+    (parameters,) = view.values((next(iter(view.reader.layers)), Replay(view.until, optimizer)))
+    return parameters
 
 
 def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Tensor]) -> Check:
@@ -199,12 +199,12 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
     reader, until = view.reader, view.until
     entry, log = reader.manifest.layers[name], reader.log(name)
     trained = trained_parameters(reader, name, until, model)
-    truth, made = trained.joined(), trained.like(summed)
+    truth, from_slots = trained.joined(), trained.like(summed)
     initial = trained.like({p: reader.initial[f"{name}/{p}"] for p in summed})
     residual = log.residual[:until]
     return Check(
-        relative_error=ratio((made - truth).norm(), truth.norm()),
-        change_error=ratio((made - truth).norm(), (truth - initial).norm()),
+        relative_error=ratio((from_slots - truth).norm(), truth.norm()),
+        change_error=ratio((from_slots - truth).norm(), (truth - initial).norm()),
         compared_with=trained.source,
         unexplained_steps=unexplained_steps(residual, entry),
         worst_residual=float(residual.max()) if len(residual) else 0.0,

@@ -42,19 +42,19 @@ def print_answer(
         engine = sl.Shard(int(number), int(count))
     with waiting("Scanning the slots"):
         asked = ask_about(Path(about["memory"]), about["query"], subject, about["where"], about["without"], engine)
-        found = ANSWERS[about["command"]](asked, **about["settings"])
+        result = ANSWERS[about["command"]](asked, **about["settings"])
     if shard is not None:
         engine.save(out, about)
         typer.echo(out)
         return
-    write_table(found.rows(0), table)
+    write_table(result.rows(0), table)
     if as_json:
-        print_json({"asked": asked.described(about), "rows": list(found.rows(0))})
+        print_json({"asked": asked.described(about), "rows": list(result.rows(0))})
     else:
-        print_result(asked.answer(about["settings"]["target"]), *_pictures(asked, found), found)
+        print_result(asked.answer(about["settings"]["target"]), *_pictures(asked, result), result)
 
 
-def _pictures(asked: Any, found: Any) -> list[Any]:
+def _pictures(asked: Any, result: Any) -> list[Any]:
     """The examples of an answer as pictures, if they are pictures and the terminal can show them."""
     from rich.console import Console
 
@@ -63,9 +63,9 @@ def _pictures(asked: Any, found: Any) -> list[Any]:
     from spotlights.results.tables import FEW
 
     console = Console()
-    if not can_show(console) or not isinstance(found, Top):
+    if not can_show(console) or not isinstance(result, Top):
         return []
-    rows = list(found.rows(0))[:FEW]
+    rows = list(result.rows(0))[:FEW]
     examples = list(dict.fromkeys(row["example"] for row in rows if row.get("example") is not None))
     subject, (kind, _, number) = asked.query.subject, asked.query.name.partition(":")
     place = subject.inputs.place(int(number)) if kind == "test" else None

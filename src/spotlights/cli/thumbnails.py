@@ -35,7 +35,7 @@ def strips(subject: sl.Subject, place: int | None, examples: Sequence[int], widt
         return None  # a figure has words, which are not legible in so few pixels
     shown = [] if place is None else [("the input", subject.inputs.show(place))]
     shown += [(f"example {example}", show(example)) for example in examples]
-    cells = [(name, _scaled(pixels(each))) for name, each in shown]
+    cells = [(name, _scaled(pixels(look))) for name, look in shown]
     each_row = max(1, (width + _GAP) // (SIDE + _GAP))
     rows = [cells[at : at + each_row] for at in range(0, len(cells), each_row)]
     return Text("\n").join([_row(row) for row in rows])

@@ -112,16 +112,16 @@ def _inputs(explorer: Explorer, given: Parameters) -> Any:
     first, count = given.number("first", 0, 0, 1 << 31), given.number("count", 60, 1, 500)
     seed = given.number("seed", 0, 0, 1 << 31)
     inputs, predicted = explorer.inputs, data.predictions(explorer)
-    chosen = torch.ones(len(inputs), dtype=torch.bool)
+    wanted = torch.ones(len(inputs), dtype=torch.bool)
     if inputs.labels is not None:
         labels = torch.tensor(inputs.labels)
         if label is not None:
-            chosen &= labels == label
+            wanted &= labels == label
         if predicted is not None and only != "all":
-            chosen &= (predicted[0] == labels) == (only == "right")
+            wanted &= (predicted[0] == labels) == (only == "right")
     if source is not None and inputs.sources is not None:
-        chosen &= torch.tensor([each == source for each in inputs.sources])
-    places = chosen.nonzero().flatten()
+        wanted &= torch.tensor([own == source for own in inputs.sources])
+    places = wanted.nonzero().flatten()
     if order == "random":
         places = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))]
     elif order == "unsure" and predicted is not None:
@@ -250,12 +250,12 @@ def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
     return answering(found)
 
 
-def answering(found: Callable[[Request], Response]) -> Callable[[Request], Response]:
+def answering(answer_to: Callable[[Request], Response]) -> Callable[[Request], Response]:
     """The same with one shape of errors."""
 
     def answered(request: Request) -> Response:
         try:
-            return found(request)
+            return answer_to(request)
         except Preparing as later:
             return as_response({"progress": later.progress}, 202)
         except UnknownNameError as error:

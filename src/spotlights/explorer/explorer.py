@@ -246,13 +246,13 @@ class Explorer:
 
     def kept(self, key: Hashable, compute: Callable[[], Any], size: int | Callable[[Any], int] = 200_000) -> Any:
         """What was computed before, or is now: one scan at a time. `size` is in bytes."""
-        if (found := self.opened.kept.get(key)) is None:
+        if (value := self.opened.kept.get(key)) is None:
             with self.scanning:  # nobody opens the memory again meanwhile
                 kept = self.opened.kept
-                if (found := kept.get(key)) is None:
-                    found = compute()
-                    kept.put(key, found, size if isinstance(size, int) else size(found))
-        return found
+                if (value := kept.get(key)) is None:
+                    value = compute()
+                    kept.put(key, value, size if isinstance(size, int) else size(value))
+        return value
 
     def prepare_influence(self) -> None:
         """Prepares what influence needs, once somebody asks for influence; raises `Preparing` while that takes long."""

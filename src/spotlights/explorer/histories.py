@@ -90,8 +90,8 @@ def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[
     numbers = query.output_numbers(spot.output, wanted)
     key = "history", query.name, query.position, numbers
     kept = explorer.opened.kept
-    if (found := kept.get(key)) is not None:
-        return found, numbers
+    if (history := kept.get(key)) is not None:
+        return history, numbers
     with explorer.starting:
         jobs = explorer.opened.histories
         job = jobs.get(key)
@@ -129,7 +129,7 @@ def during(explorer: Explorer, query: Query, wanted: str | None, steps: range, t
     part = history.during(steps)
     with explorer.scanning:
         rows = part.top(top), part.bottom(top)
-    return {name: example_rows(explorer, each) for name, each in zip(("top", "bottom"), rows, strict=True)}
+    return {name: example_rows(explorer, ranked) for name, ranked in zip(("top", "bottom"), rows, strict=True)}
 
 
 def _described(

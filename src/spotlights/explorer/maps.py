@@ -57,7 +57,7 @@ def places_of(explorer: Explorer, layer: str, projection: str = PCA) -> KeyMap:
     def compute() -> KeyMap:
         return _places(explorer, layer, 2 if projection == PCA else REDUCED)
 
-    projected = explorer.kept(("map", layer, projection), compute, lambda made: 3 * made.reduced.nbytes)
+    projected = explorer.kept(("map", layer, projection), compute, lambda kept: 3 * kept.reduced.nbytes)
     return projected if projection == PCA else _neighbours(explorer, layer, projected)
 
 

@@ -113,8 +113,8 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
     layer = {**look, "by": by, "top": TOP if kind.signed else 2 * TOP}
     yield "layer", layer
     if run["texts"] and not kind.estimate:
-        found = answer(explorer, "layer", layer)
-        examples = {row["example"] for row in [*found["top"], *(found["bottom"] or [])] if "example" in row}
+        reply = answer(explorer, "layer", layer)
+        examples = {row["example"] for row in [*reply["top"], *(reply["bottom"] or [])] if "example" in row}
         yield "tokens", {**look, **({"examples": ",".join(map(str, sorted(examples)))} if examples else {})}
     if run["visits"]:
         yield "time", look
@@ -130,9 +130,9 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
 
 def _parts(explorer: Explorer, run: dict[str, Any], look: dict[str, Any], columns: list[str], by: str) -> Iterator[str]:
     """The bars of the waterfall, by any column, as selections."""
-    found = answer(explorer, "layer", {**look, "by": by, "top": TOP})
+    reply = answer(explorer, "layer", {**look, "by": by, "top": TOP})
     for column in columns:
-        rows = sorted(found["totals"][column], key=lambda row: -abs(row["total"]))
+        rows = sorted(reply["totals"][column], key=lambda row: -abs(row["total"]))
         yield from (format_selections([{column: row["value"]}]) for row in rows[:MOST_PARTS])
     if run["visits"]:
         times = answer(explorer, "time", look)
@@ -158,11 +158,11 @@ def images_of(explorer: Explorer, answers: Any) -> dict[str, str]:
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
-            for each in value.values():
-                walk(each)
+            for part in value.values():
+                walk(part)
         elif isinstance(value, list):
-            for each in value:
-                walk(each)
+            for part in value:
+                walk(part)
         elif isinstance(value, str) and value not in images and (named := _PICTURE.fullmatch(value)):
             number = int(named[2])
             if named[1] == "inputs":

@@ -159,11 +159,11 @@ def spotlight(explorer: Explorer, query: Query, wanted: Wanted) -> dict[str, Any
         "top": example_rows(explorer, top),
         "bottom": None if bottom is None else example_rows(explorer, bottom),
         "totals": {
-            each.column: [
-                {"value": group, "total": float(each.values[0, place]), "slots": int(each.counts[place])}
-                for place, group in enumerate(each.groups)
+            of_group.column: [
+                {"value": group, "total": float(of_group.values[0, place]), "slots": int(of_group.counts[place])}
+                for place, group in enumerate(of_group.groups)
             ]
-            for each in totals
+            for of_group in totals
         },
     }
 

@@ -56,15 +56,15 @@ def _of_texts(explorer: Explorer, seen: Values, wanted: Wanted, examples: Sequen
     memory = explorer.opened.memory
     if seen.kind.estimate or "position" not in memory.columns:
         return {}
-    view, found = where_any(memory, parse_selections(wanted.where)), {}
+    view, shaded = where_any(memory, parse_selections(wanted.where)), {}
     for example in examples:
         totals = seen.measure.within(view.where(example=example)).totals("position")
         by_position = dict(zip(totals.groups, totals.values[0].tolist(), strict=True))
         tokens = _tokens(explorer, example, len(by_position))
         if len(by_position) > 1 and tokens:
             values = [by_position.get(place) for place in range(len(tokens))]
-            found[str(example)] = {"tokens": tokens, "values": values, "mark": None}
-    return found
+            shaded[str(example)] = {"tokens": tokens, "values": values, "mark": None}
+    return shaded
 
 
 def _tokens(explorer: Explorer, example: int, count: int) -> list[str]:

@@ -46,8 +46,8 @@ def replied(explorer: Explorer, asked: Mapping[str, Any]) -> dict[str, Any]:
     at, path = (explorer.other, path.removeprefix("other/")) if other else (explorer, path)
     assert at is not None
     try:
-        found = answer(at, path, dict(parse_qsl(str(asked.get("parameters", "")), keep_blank_values=True)))
-        status, body = 200, {"answer": found, "images": images_of(at, found)}
+        reply = answer(at, path, dict(parse_qsl(str(asked.get("parameters", "")), keep_blank_values=True)))
+        status, body = 200, {"answer": reply, "images": images_of(at, reply)}
     except Preparing as later:
         status, body = 202, {"answer": {"progress": later.progress}}
     except SpotlightsError as error:

@@ -46,8 +46,8 @@ class SpotlightsCallback(Callback):
             raise SettingError("The data set is not known yet: train first, or call callback.set_data(data, collate).")
         dataset, collate = self._data
         step: Any = model.training_step  # type: ignore[attr-defined]
-        found = step(collate([dataset[position] for position in ids.tolist()]), 0)
-        return found["loss"] if isinstance(found, dict) else found
+        output = step(collate([dataset[position] for position in ids.tolist()]), 0)
+        return output["loss"] if isinstance(output, dict) else output
 
     def set_data(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         """Gives `loss` the items and how a batch is made of them, where no training has run in this process."""

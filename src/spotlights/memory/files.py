@@ -172,17 +172,17 @@ class FileTensors(Mapping[str, Tensor]):
             file = self._store.describe(self._entry.file)
             raise MemoryFormatError(f"{file}: {name!r} has {place.shape[0]} rows, and no row {last - 1}.")
         start, width, among = place.start * size, entries * size, last - first
-        made = into[:count]
+        result = into[:count]
         with self._readable():
             if isinstance(rows, slice):
-                self._load(name, [start + first * width], among * width, made)
+                self._load(name, [start + first * width], among * width, result)
             elif among * width <= count * (width + _PIECE_BYTES):
                 every = into.new_empty(among, *place.shape[1:])
                 self._load(name, [start + first * width], among * width, every)
-                torch.index_select(every, 0, rows - first, out=made)
+                torch.index_select(every, 0, rows - first, out=result)
             else:
-                self._load(name, (start + rows * width).tolist(), width, made)
-        return made
+                self._load(name, (start + rows * width).tolist(), width, result)
+        return result
 
     def is_near(self, name: str) -> bool:
         """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep the whole."""

@@ -288,8 +288,8 @@ class SegmentSlots:
                 f'{self.file.store.describe(self.file.entry.file)}: layer "{self.layer.name}" has tokens outside '
                 f"0 to {width - 1}."
             )
-        made = torch.ones(places.shape, dtype=dtype) if amounts is None else amounts[rows].to(dtype)
-        return SparseRows(places, made, width)
+        amounts_of_rows = torch.ones(places.shape, dtype=dtype) if amounts is None else amounts[rows].to(dtype)
+        return SparseRows(places, amounts_of_rows, width)
 
     def _in_full(self, what: str, rows: slice | Int64[Tensor, "rows"], first: int) -> Iterator[StoredRows]:
         dtype, layer = self.layer.storage.compute_dtype, self.layer

@@ -234,13 +234,15 @@ class MemoryReader:
         start, prefix = f"{layer}/{parameter}/", names.state_tensor(layer, parameter, "")
         states = {0: {n.removeprefix(start) for n in self.initial if n.startswith(start)} | {"weights"}}
         writers = self._writers(layer, parameter)
-        found: dict[int, list[set[str]]] = {}
+        stored_by_rank: dict[int, list[set[str]]] = {}
         for segment in self.segments:
             stored = {name.removeprefix(prefix) for name in segment.layout if name.startswith(prefix)}
             if stored and segment.manifest.rank in writers:
-                found.setdefault(segment.entry.first_step, []).append(stored)
+                stored_by_rank.setdefault(segment.entry.first_step, []).append(stored)
         complete = {
-            step: set.intersection(*of_ranks) for step, of_ranks in found.items() if len(of_ranks) == len(writers)
+            step: set.intersection(*of_ranks)
+            for step, of_ranks in stored_by_rank.items()
+            if len(of_ranks) == len(writers)
         }
         return states | {step: stored for step, stored in sorted(complete.items()) if stored}
 
@@ -321,15 +323,15 @@ class MemoryReader:
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
         """Running statistics of normalisations by name: a row before the first step, and one after every step."""
-        made = {}
+        statistics = {}
         for name in (n.removeprefix(names.STATISTICS) for n in self.initial if n.startswith(names.STATISTICS)):
             logged = [s.tensor(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
-            rows = [each for each in logged if each is not None]
-            if any(each.shape[1:] != self.initial[names.STATISTICS + name].shape for each in rows):
+            rows = [of_segment for of_segment in logged if of_segment is not None]
+            if any(of_segment.shape[1:] != self.initial[names.STATISTICS + name].shape for of_segment in rows):
                 raise MemoryFormatError(f"The statistics {name!r} in {self.address} change their shape.")
             if len(rows) == len(logged):  # a memory that an older version began has none of its first steps
-                made[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
-        return made
+                statistics[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
+        return statistics
 
     @property
     def files(self) -> int:

@@ -37,18 +37,18 @@ class WholeTensors(Mapping[str, Tensor]):
 
     def __init__(self, ranks: Sequence[Manifest], files: Sequence[Mapping[str, Tensor]]) -> None:
         self._ranks, self._files = ranks, files
-        self._made: dict[str, Tensor] = {}
+        self._joined: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Shaped[Tensor, "..."]:
-        if name not in self._made:
+        if name not in self._joined:
             layer, parameter = self._owner(name)
             if layer is None:
                 return self._files[0][name]
             parts = [file.get(name) for file in self._files]
             if all(part is None for part in parts):
                 raise KeyError(name)
-            self._made[name] = whole([own.layers[layer] for own in self._ranks], parameter, parts)
-        return self._made[name]
+            self._joined[name] = whole([own.layers[layer] for own in self._ranks], parameter, parts)
+        return self._joined[name]
 
     def _owner(self, name: str) -> tuple[str | None, str]:
         for layer, entry in self._ranks[0].layers.items():

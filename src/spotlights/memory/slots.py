@@ -81,11 +81,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def some(self, chosen: Int64[Tensor, "chosen"]) -> Rows:
+    def some(self, places: Int64[Tensor, "chosen"]) -> Rows:
         """Some of the slots."""
         given = {name: getattr(self, name) for name in ("keys", "key_scale", "errors", "error_scale")}
-        some = {name: tensor[chosen] for name, tensor in given.items() if tensor is not None}
-        return replace(self, columns={name: c[chosen.numpy()] for name, c in self.columns.items()}, **some)
+        some = {name: tensor[places] for name, tensor in given.items() if tensor is not None}
+        return replace(self, columns={name: c[places.numpy()] for name, c in self.columns.items()}, **some)
 
     def give_back(self, pool: BufferPool) -> None:
         """Returns the memory of keys and errors, which have been written."""

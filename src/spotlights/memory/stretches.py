@@ -81,7 +81,7 @@ class StretchCache:
         self._own.add(path)
         return path
 
-    def make_room(self, made: Path) -> None:
+    def make_room(self, newest: Path) -> None:
         """Deletes segments of other stretches until the limit is kept: of other recipes, then the newest of this one.
 
         A scan reads the stretches of a recipe in their order. Deleting the oldest, the next scan would find none.
@@ -90,7 +90,7 @@ class StretchCache:
             sizes = {p: _segment_bytes(p) for p in self._root.glob("*") if _STRETCH.fullmatch(p.name)}
             ages = {path: path.stat().st_mtime_ns for path in sizes if path.exists()}
             others = sorted((p for p in ages if p not in self._own), key=lambda path: ages[path])
-            own = sorted((p for p in ages if p in self._own and p != made), key=lambda path: -ages[path])
+            own = sorted((p for p in ages if p in self._own and p != newest), key=lambda path: -ages[path])
             total = sum(sizes.values())
             for path in [*others, *own]:
                 if total <= self.limit:

@@ -87,9 +87,9 @@ def at_steps(what: str, steps: Sequence[int]) -> str:
 
 def has_gaps(reader: MemoryReader, layer: str, until: int) -> bool:
     """Whether the step log says that something may be missing. Reads the log alone."""
-    found = _gaps(reader, layer, until)
+    gaps = _gaps(reader, layer, until)
     return bool(
-        found.unexplained or found.moved or found.moved_at_the_end or found.no_slots or found.rounded or found.computed
+        gaps.unexplained or gaps.moved or gaps.moved_at_the_end or gaps.no_slots or gaps.rounded or gaps.computed
     )
 
 
@@ -120,12 +120,12 @@ def missing(view: View, layer: str) -> Missing | None:
         return gaps
     whole = replace(view, selection=as_of(reader, Everything(), until))
     try:
-        made = view_parameters(whole, layer)
+        summed = view_parameters(whole, layer)
     except SpotlightsError:  # no update rule, no errors: contributions are refused with their own reason
         return gaps
     trained = trained_parameters(reader, layer, until, own_final=False)
-    initial = {name: reader.initial[f"{layer}/{name}"] for name in made}
-    difference, change = trained.like(made) - trained.joined(), trained.joined() - trained.like(initial)
+    initial = {name: reader.initial[f"{layer}/{name}"] for name in summed}
+    difference, change = trained.like(summed) - trained.joined(), trained.joined() - trained.like(initial)
     share = ratio(difference.norm(), change.norm())
     if not gaps.unexplained and not gaps.no_slots and not gaps.moved_at_the_end and share <= EXACT:
         return None  # the weights were written, and stayed as they were

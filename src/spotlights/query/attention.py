@@ -369,7 +369,9 @@ class Spotlights(dict[str, Attention]):
                 too_large = isinstance(error, TooLargeError)
         if joint is not None and (rule == "joint" or (rule is None and joint.loss == "squared")):
             return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
-        parts = [each.layer_influence(asked[each.layer], damping, balance=balance) for each in attentions]
+        parts = [
+            attention.layer_influence(asked[attention.layer], damping, balance=balance) for attention in attentions
+        ]
         whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
         if joint is None:
             return whitened
@@ -412,11 +414,15 @@ class Spotlights(dict[str, Attention]):
         names = joint_layers(view.reader, [attention.layer for attention in attentions])
         if rule is None and (not names or unsupported_joint(view.reader) is not None):
             return None
-        outputs = [name for name, each in self.items() if not each.transposed and each.gives_output]
+        outputs = [name for name, attention in self.items() if not attention.transposed and attention.gives_output]
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        of_layers = {each.layer: each.layer_queries(asked[each.layer]) for each in attentions if each.layer in names}
+        of_layers = {
+            attention.layer: attention.layer_queries(asked[attention.layer])
+            for attention in attentions
+            if attention.layer in names
+        }
         inputs = next(iter(of_layers.values())).inputs
         return joint.influence(view, of_layers, inputs=inputs, damping=damping)
 

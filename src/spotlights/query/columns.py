@@ -283,9 +283,9 @@ class Visits:
         self.slots, codes, self._columns = view.reduce(layer.name, GroupRowsReducer(groups, mask, columns)).result()
         known, first, self._group = np.unique(codes.numpy(), return_index=True, return_inverse=True)
         self._first = torch.from_numpy(first)
-        self.found = torch.from_numpy(np.isin(wanted.numpy(), known))
+        self.present = torch.from_numpy(np.isin(wanted.numpy(), known))
         """Which of the groups have slots in the view; the others are left out."""
-        self._where = torch.from_numpy(np.searchsorted(known, wanted[self.found].numpy()))
+        self._where = torch.from_numpy(np.searchsorted(known, wanted[self.present].numpy()))
 
     @property
     def first_slots(self) -> Int64[Tensor, "..."]:
@@ -362,8 +362,8 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         rows, numbers, left = left[numbers >= 0], numbers[numbers >= 0], left[numbers < 0]
         if len(rows):
             visits = Visits(view, layer, groups, numbers, names)
-            left = torch.cat([left, rows[~visits.found]])
-            rows = rows[visits.found]
+            left = torch.cat([left, rows[~visits.present]])
+            rows = rows[visits.present]
             if not len(rows):
                 continue
             slots[rows] = visits.first_slots

@@ -59,7 +59,9 @@ class Contribution(Measure):
         if not isinstance(self.unrolled, StepNumbers):
             sweep = self.unrolled.sweep(reader, layer)
             return Sweep(lambda selection: _swept(_values_of_steps(sweep.steps(selection), contraction)))
-        weight, bias = (each.to(recorded.storage.compute_dtype) for each in (self.unrolled.weight, self.unrolled.bias))
+        weight, bias = (
+            factors.to(recorded.storage.compute_dtype) for factors in (self.unrolled.weight, self.unrolled.bias)
+        )
 
         def values(block: Block) -> Float[Tensor, "queries rows"]:
             steps = block.column("step")
@@ -78,12 +80,12 @@ class _ManyInputs:
         return len(self._inputs)
 
     def __call__(self, block: Block, factors: StepFactors) -> Float[Tensor, "inputs rows"]:
-        return torch.cat([each(block, factors) for each in self._inputs])
+        return torch.cat([contraction(block, factors) for contraction in self._inputs])
 
     def with_numbers(
         self, block: Block, weight: Float[Tensor, "rows"], bias: Float[Tensor, "rows"]
     ) -> Float[Tensor, "inputs rows"]:
-        return torch.cat([each.with_numbers(block, weight, bias) for each in self._inputs])
+        return torch.cat([contraction.with_numbers(block, weight, bias) for contraction in self._inputs])
 
 
 def _values_of_steps(
@@ -217,11 +219,11 @@ class Contributions(LayerMeasured):
 
     def _through(self, part: WeightShare) -> Float[Tensor, "queries"]:
         """What a share of the weights adds to the number."""
-        made = (part.output(self._asked.queries) * self._asked.directions.double()).sum(dim=1)
+        by_query = (part.output(self._asked.queries) * self._asked.directions.double()).sum(dim=1)
         if self._inputs is None:
-            return made
+            return by_query
         owners = torch.arange(len(self._inputs)).repeat_interleave(torch.tensor(self._inputs))
-        return made.new_zeros(len(self._inputs)).index_add_(0, owners, made)
+        return by_query.new_zeros(len(self._inputs)).index_add_(0, owners, by_query)
 
     @property
     def rounding(self) -> Float[Tensor, "queries"]:
@@ -275,8 +277,8 @@ class Contributions(LayerMeasured):
 def rows_note(rows: Sequence[int]) -> str | None:
     """What to say of values that were added up over the rows of each input."""
     few, many = min(rows, default=0), max(rows, default=0)
-    each = f"{many:,}" if few == many else f"{few:,} to {many:,}"
-    return f"added up over the {each} rows of the input" if many > 1 else None
+    how_many = f"{many:,}" if few == many else f"{few:,} to {many:,}"
+    return f"added up over the {how_many} rows of the input" if many > 1 else None
 
 
 def one_input(queries: int) -> Int64[Tensor, "queries"]:

@@ -135,8 +135,8 @@ class Threads(Engine):
 
 
 def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
-    found = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
-    blocks = _checked((job, block) for job, of_job in found for block in of_job)
+    blocks_of_jobs = ((job, in_blocks(job.layer, job.selection, job.rows, job.segments)) for job in jobs)
+    blocks = _checked((job, block) for job, of_job in blocks_of_jobs for block in of_job)
     if threads == 1 or sum(job.layer.slots for job in jobs) <= SMALL:
         for job, block in blocks:
             _feed(job.reducers, block, job.of(block))
@@ -228,8 +228,7 @@ class View:
 
     def unrolled(self, layer: str) -> Unrolled:
         """What multiplies δ⊗k of each of a layer's slots in its weights, as of the view's step."""
-        recorded = self.reader.layer(layer)
-        return recorded.last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
+        return self.reader.layers[layer].last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
 
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""

@@ -46,9 +46,9 @@ class VisitNumbers:
         column = block.column("example")
         places = torch.searchsorted(self.examples, column).clamp_(max=len(self.examples) - 1)
         wanted = places * self.steps + block.column("step")
-        found = torch.searchsorted(self.keys, wanted).clamp_(max=len(self.keys) - 1)
-        known = (self.examples[places] == column) & (self.keys[found] == wanted)
-        return places, torch.where(known, self.numbers[found], 0.0)
+        at = torch.searchsorted(self.keys, wanted).clamp_(max=len(self.keys) - 1)
+        known = (self.examples[places] == column) & (self.keys[at] == wanted)
+        return places, torch.where(known, self.numbers[at], 0.0)
 
 
 # -- the examples' gradients, layer by layer --------------------------------------------------------
@@ -156,10 +156,10 @@ class LayerQueries:
         """F for some output units, flattened."""
         queries = _with_one(dense(self.asked.queries), bias=bias)
         directions = self.asked.directions[:, units].to(queries.dtype)
-        made = queries.new_zeros(self.inputs, directions.shape[1], queries.shape[1])
-        for some in torch.arange(len(queries)).split(max(1, _CHUNK_BYTES // (8 * max(made[:1].numel(), 1)))):
-            made.index_add_(0, self.owners[some], directions[some, :, None] * queries[some, None])
-        return made.flatten(1)
+        gradients = queries.new_zeros(self.inputs, directions.shape[1], queries.shape[1])
+        for some in torch.arange(len(queries)).split(max(1, _CHUNK_BYTES // (8 * max(gradients[:1].numel(), 1)))):
+            gradients.index_add_(0, self.owners[some], directions[some, :, None] * queries[some, None])
+        return gradients.flatten(1)
 
 
 class LayerGradients:
@@ -233,10 +233,10 @@ class LayerGradients:
         owners, errors, keys = self._of_pairs(pairs)
         place = torch.full((len(self._visits.examples),), -1)
         place[landmarks] = torch.arange(len(landmarks))
-        chosen = (place[owners] >= 0).nonzero().flatten()
-        columns = place[owners[chosen]]
-        for some in torch.arange(len(owners)).split(max(1, _CHUNK_BYTES // (8 * max(len(chosen), 1)))):
-            products = (errors[some] @ errors[chosen].T) * (keys[some] @ keys[chosen].T)
+        of_landmarks = (place[owners] >= 0).nonzero().flatten()
+        columns = place[owners[of_landmarks]]
+        for some in torch.arange(len(owners)).split(max(1, _CHUNK_BYTES // (8 * max(len(of_landmarks), 1)))):
+            products = (errors[some] @ errors[of_landmarks].T) * (keys[some] @ keys[of_landmarks].T)
             summed = products.new_zeros(len(some), len(landmarks)).index_add_(1, columns, products)
             gram.index_add_(0, owners[some], summed.to(gram.dtype))
         for apart in range(int(torch.bincount(owners).max())):  # two keys of one example lie side by side
@@ -276,19 +276,19 @@ class Gram:
     def __init__(
         self, layers: Sequence[LayerGradients], examples: int, *, balance: bool, landmarks: int | None = None
     ) -> None:
-        chosen = torch.arange(examples)
+        places = torch.arange(examples)
         self.landmarks = (LANDMARKS if examples > EXACT else None) if landmarks is None else landmarks
         """How many examples the inverse is approximated from; None where it is exact."""
         if self.landmarks is not None:
             self.landmarks = min(self.landmarks, examples)
-            chosen = (
+            places = (
                 torch.randperm(examples, generator=torch.Generator().manual_seed(0))[: self.landmarks].sort().values
             )
-        self._chosen = chosen
-        self._gram = torch.zeros(examples, len(chosen), dtype=torch.float64)
+        self._places = places
+        self._gram = torch.zeros(examples, len(places), dtype=torch.float64)
         self._diagonal = torch.zeros(examples, dtype=torch.float64)
         for layer in layers:
-            gram, diagonal = layer.gram(chosen, balance=balance)
+            gram, diagonal = layer.gram(places, balance=balance)
             self._gram += gram
             self._diagonal += diagonal
 
@@ -301,7 +301,7 @@ class Gram:
             damped.diagonal().add_(strength)
             return torch.cholesky_solve(products, torch.linalg.cholesky(damped))
         # With K ≈ C W⁻¹ Cᵀ, and the diagonal as it is: (K + D)⁻¹ b = D⁻¹ b − D⁻¹ C (W + Cᵀ D⁻¹ C)⁻¹ Cᵀ D⁻¹ b.
-        core = self._gram[self._chosen]
+        core = self._gram[self._places]
         core.diagonal().add_(1e-8 * self._diagonal.mean())
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(core), self._gram.T, upper=False)
         rest = (self._diagonal - half.square().sum(dim=0)).clamp_min(0.0) + strength

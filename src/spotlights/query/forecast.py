@@ -111,31 +111,31 @@ def calibrate(
     everyone = list(range(len(ids)))
     noise = torch.stack([changes(everyone) for _ in range(seeds)])
     generator = torch.Generator().manual_seed(0)
-    expected, found = [], []
+    expected, observed = [], []
     for _ in range(halves):
         order = torch.randperm(len(ids), generator=generator)
         expected.append(-values[:, order[len(ids) // 2 :]].sum(dim=1))
-        found.append(changes(order[: len(ids) // 2].sort().values.tolist()))
-    predicted, seen = torch.stack(expected), torch.stack(found)
+        observed.append(changes(order[: len(ids) // 2].sort().values.tolist()))
+    predicted, seen = torch.stack(expected), torch.stack(observed)
     size = float(predicted.square().sum())
     scale = float((predicted * seen).sum()) / size if size else 0.0
     rest = float((seen - scale * predicted).square().mean()) - float(noise.square().mean())
     forecasts = scale**2 * float(predicted.square().mean())
     error = math.sqrt(max(rest, 0.0) / forecasts) if forecasts else 0.0
-    made = Calibration(
+    calibration = Calibration(
         scale, float(noise.square().mean().sqrt()), error, halves, seeds, len(before), asked.view.reader.steps
     )
-    keep_calibration(made, asked.view.reader)
-    return made
+    keep_calibration(calibration, asked.view.reader)
+    return calibration
 
 
-def keep_calibration(made: Calibration, reader: MemoryReader) -> None:
+def keep_calibration(calibration: Calibration, reader: MemoryReader) -> None:
     """Writes a calibration beside the memory; what was computed for hours is not lost where nothing can be written."""
-    text = json.dumps({"spotlights": _KIND, "memory": _identity(reader), **asdict(made)}).removesuffix("}")
+    text = json.dumps({"spotlights": _KIND, "memory": _identity(reader), **asdict(calibration)}).removesuffix("}")
     try:
         reader.store.write(CALIBRATION, [np.frombuffer(signed(text.encode()), np.uint8)])
     except OSError as error:
-        message = f"{asdict(made)} could not be kept in {reader.address}, so forecasts do not know it: {error}."
+        message = f"{asdict(calibration)} could not be kept in {reader.address}, so forecasts do not know it: {error}."
         warnings.warn(message, SpotlightsWarning, stacklevel=4)
 
 
@@ -148,13 +148,16 @@ def load_calibration(reader: MemoryReader) -> Calibration | None:
         kept = unsigned(store.read(CALIBRATION), address)
         if (kept.pop("spotlights"), kept.pop("memory")) != (_KIND, _identity(reader)):
             return None
-        made = Calibration(**kept)
-        numbers, counts = (made.scale, made.noise, made.error), (made.halves, made.seeds, made.inputs, made.steps)
+        calibration = Calibration(**kept)
+        numbers, counts = (
+            (calibration.scale, calibration.noise, calibration.error),
+            (calibration.halves, calibration.seeds, calibration.inputs, calibration.steps),
+        )
         if not (all(type(n) is float and math.isfinite(n) for n in numbers) and all(type(n) is int for n in counts)):
-            raise ValueError(f"it says {made!r}")
+            raise ValueError(f"it says {calibration!r}")
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise MemoryFormatError(f"{address} cannot be used: {error}. Delete the file, or calibrate again.") from error
-    return made
+    return calibration
 
 
 def _identity(reader: MemoryReader) -> list[str]:

@@ -7,6 +7,7 @@ way from a layer to any number of interest can be asked for later.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,8 +85,8 @@ class Calls:
         """Tensors in the shapes of the calls' outputs, as one row for each query."""
         rows, taken = [], 0
         for call, own in zip(self._calls, self.outputs, strict=True):
-            made = call.errors(outputs[taken : taken + len(own)])[self._map_name]
-            rows.append(made.reshape(-1, made.shape[-1]))
+            of_call = call.errors(outputs[taken : taken + len(own)])[self._map_name]
+            rows.append(of_call.reshape(-1, of_call.shape[-1]))
             taken += len(own)
         return torch.cat(rows)
 
@@ -118,13 +119,19 @@ class ForwardPass:
                 self.transposed_uses[use], self.calls[use] = name, Calls(map_name)
                 users.setdefault(module, (adapter, {}))[1][map_name] = self.calls[use]
         handles: list[Any] = []
+        thread, running = threading.get_ident(), [True]
+
+        def within() -> bool:
+            """Other threads run the model, too; and a copy of it that was made meanwhile keeps the hooks."""
+            return bool(running) and threading.get_ident() == thread
+
         modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
                 if isinstance(adapter, WatchingAdapter):
-                    handles += adapter.watched(module, maps, _report(maps), lambda hook: hook)
+                    handles += adapter.watched(module, maps, _report(maps, within), lambda hook: hook)
                     continue
-                hook = _hook(adapter, maps)
+                hook = _hook(adapter, maps, within)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
                 if adapter.used_outside:
                     assert isinstance(module, nn.Linear)
@@ -133,6 +140,7 @@ class ForwardPass:
             with torch.enable_grad(), plainly():
                 self.output = call_model(model, inputs)
         finally:
+            running.clear()
             for handle in handles:
                 handle.remove()
             for module, training in modes.items():
@@ -154,12 +162,12 @@ class ForwardPass:
         if not callable(target):
             return True
         with torch.no_grad():
-            chosen = numbers_of_interest(self.output, target).double()
+            numbers = numbers_of_interest(self.output, target).double()
             own = self.calls[layer].output_rows(self.calls[layer].outputs[0])[rows.rows].cpu()
-            made, chosen = (rows.directions * own).double(), chosen.cpu()
-            none = chosen.new_zeros(rows.inputs)
-            rounding = 64 * torch.finfo(own.dtype).eps * none.index_add(0, rows.owners, made.abs().sum(dim=1))
-            return bool(((none.index_add(0, rows.owners, made.sum(dim=1)) - chosen).abs() <= rounding).all())
+            products, numbers = (rows.directions * own).double(), numbers.cpu()
+            none = numbers.new_zeros(rows.inputs)
+            rounding = 64 * torch.finfo(own.dtype).eps * none.index_add(0, rows.owners, products.abs().sum(dim=1))
+            return bool(((none.index_add(0, rows.owners, products.sum(dim=1)) - numbers).abs() <= rounding).all())
 
     def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
         """∂f/∂y for each row of a layer's output, f being the number of interest, added up over the inputs."""
@@ -221,7 +229,7 @@ class ForwardPass:
 
     def _owners(self, layer: str, together: Tensor, weighted: Tensor, weights: Tensor) -> Int64[Tensor, "rows"] | None:
         """The inputs that the rows belong to; None if a row belongs to several, or to none that its place tells."""
-        found, done = list[Tensor](), 0
+        of_calls, done = list[Tensor](), 0
         eps = float(torch.finfo(together.dtype).eps)  # powers of two as weights add no rounding
         least = eps * float(together.abs().max()) if together.numel() else 0.0
         for likely in self.calls[layer].owners(len(weights)):
@@ -232,12 +240,12 @@ class ForwardPass:
                     dim=1
                 ) + least
                 if not far.any():
-                    found.append(owners)
+                    of_calls.append(owners)
                     done += len(owners)
                     break
             else:
                 return None
-        return torch.cat(found)
+        return torch.cat(of_calls)
 
 
 @dataclass(frozen=True)
@@ -296,11 +304,11 @@ def logits_of(output: Any, target: Any) -> Float[Tensor, "inputs classes"]:
     deep.sort(key=lambda where: where != name and parts[where].ndim != 2)
     wanted = next(iter(deep), "output")
     places = "-1, " * (parts[wanted].ndim - 2) if wanted in parts else ""
-    chosen = target if isinstance(target, int) else 0
+    output_class = target if isinstance(target, int) else 0
     raise SettingError(
         f"target={target} needs an output of shape (inputs, classes), and the model's output is a "
         f"{type(output).__name__}: {shapes or 'no tensor of numbers'}. Give a function of the output instead, such as "
-        f"target=lambda output: {wanted}[:, {places}{chosen}]."
+        f"target=lambda output: {wanted}[:, {places}{output_class}]."
     )
 
 
@@ -313,13 +321,13 @@ def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
         first, *second = (numbers_of_interest(output, int(part)) for part in classes)
         return first - second[0] if second else first
     if callable(target):
-        chosen = target(output)
-        if not isinstance(chosen, Tensor) or chosen.ndim != 1:
-            kind = f"shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+        numbers = target(output)
+        if not isinstance(numbers, Tensor) or numbers.ndim != 1:
+            kind = f"shape {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else repr(numbers)
             raise ShapeMismatchError(
                 f"The function given as target returned {kind}. It must return one number for each input."
             )
-        return chosen
+        return numbers
     output = logits_of(output, target)
     count, classes = output.shape
     index = torch.as_tensor(target, device=output.device)
@@ -335,8 +343,10 @@ def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
     return output.gather(1, index.expand(count)[:, None])[:, 0]
 
 
-def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls]) -> Callable[..., Any]:
+def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls], within: Callable[[], bool]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not within():
+            return output
         outputs = tensors_of(output)
         for tensor in outputs:
             if not tensor.requires_grad:
@@ -355,9 +365,9 @@ def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output:
     return hook(module, (input,), {}, output)
 
 
-def _report(maps: Mapping[str, Calls]) -> Report:
+def _report(maps: Mapping[str, Calls], within: Callable[[], bool]) -> Report:
     def report(name: str, call: Call | None, output: Tensor) -> Tensor | None:
-        if call is None or name not in maps:
+        if call is None or name not in maps or not within():
             return None
         if not output.requires_grad:
             output.requires_grad_()

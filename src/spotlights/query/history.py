@@ -388,8 +388,8 @@ class History(OverLayers, Printable):
 
     def within(self, memory: Memory) -> History:
         """The same history, asked about the slots of another view; all others are part of the rest."""
-        made = History(memory.view, self._targets, self._values, self._course)
-        others = self._course.shares.get(OUTSIDE, torch.zeros_like(self.initial)) + self.total() - made.total()
+        history = History(memory.view, self._targets, self._values, self._course)
+        others = self._course.shares.get(OUTSIDE, torch.zeros_like(self.initial)) + self.total() - history.total()
         shares = {**self._course.shares, OUTSIDE: others}
         return History(memory.view, self._targets, self._values, replace(self._course, shares=shares))
 
@@ -434,7 +434,7 @@ def _losses(
     right: Bool[Tensor, "steps_and_one"], curve: Float[Tensor, "steps_and_one"]
 ) -> list[tuple[int, int, int | None]]:
     """When an answer was lost: since which step it fell, which step lost it, and which one regained it."""
-    flags, found, since = right.tolist(), [], 0
+    flags, losses, since = right.tolist(), [], 0
     for s, (now, then) in enumerate(itertools.pairwise(flags)):
         if then and not now:
             since = s + 1
@@ -443,8 +443,8 @@ def _losses(
             above = (curve[since : s + 1] >= half).nonzero().flatten().tolist()
             falls = since + above[-1] if above else s  # another output may have risen instead
             regained = next((later for later in range(s + 1, len(flags) - 1) if flags[later + 1]), None)
-            found.append((falls, s, regained))
-    return found
+            losses.append((falls, s, regained))
+    return losses
 
 
 def _name_of(target: Target) -> str:

@@ -331,7 +331,7 @@ def whitened_by_keys(
     reducer = AllKeysReducer(layer.entry.in_features)
     keys = layer.once("all keys", lambda: view.reduce(name, reducer, selection=Everything()).result())
     if bias:
-        keys, wide = (torch.cat([each.float(), torch.ones(len(each), 1)], dim=1) for each in (keys, queries))
+        keys, wide = (torch.cat([vectors.float(), torch.ones(len(vectors), 1)], dim=1) for vectors in (keys, queries))
     else:
         wide = queries.float()
     share = rows / max(len(keys), 1)
@@ -341,9 +341,9 @@ def whitened_by_keys(
     gram = (keys @ keys.T).double()
     gram.diagonal().add_(strength / share)
     solved = torch.linalg.solve(gram, (keys @ wide.T).double())
-    made = (wide.double() - solved.T @ keys.double()) / strength
-    ones = made[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return made[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+    solution = (wide.double() - solved.T @ keys.double()) / strength
+    ones = solution[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
+    return solution[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
 
 
 def _check_damping(damping: float) -> None:

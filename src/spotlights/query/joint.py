@@ -56,7 +56,7 @@ _SIGNED = 64
 class VisitErrorsReducer(Reducer):
     """The errors of each visit, added up over its rows: their squares, and the errors themselves where they are few."""
 
-    adds = ("total", "size", "found")
+    adds = ("total", "size", "visits_found")
     out_features: int
     per_step: Float[Tensor, "steps"]
     """What to multiply errors by."""
@@ -64,7 +64,7 @@ class VisitErrorsReducer(Reducer):
     def start(self) -> None:
         self.total, self.size = 0.0, 0.0
         """Σ|Σ_j e_j| and Σ|e_j|: next to nothing of the first is left where errors are those of probabilities."""
-        self.found: list[tuple[Tensor, ...]] = []
+        self.visits_found: list[tuple[Tensor, ...]] = []
         """Examples, steps, squares, sums and numbers of rows."""
 
     def update(self, block: Block, values: Any) -> None:
@@ -83,7 +83,7 @@ class VisitErrorsReducer(Reducer):
         pairs = torch.stack([examples[known], steps[known].long()], dim=1)
         visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
         none = torch.zeros(len(visits), dtype=torch.float64)
-        self.found.append(
+        self.visits_found.append(
             (
                 visits,
                 none.index_add(0, owner, squares[known]),
@@ -94,9 +94,11 @@ class VisitErrorsReducer(Reducer):
 
     def result(self) -> tuple[Tensor, ...]:
         """The same for each visit once, sorted by example and step."""
-        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.found, strict=True))
+        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.visits_found, strict=True))
         visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        return visits, *(each.new_zeros(len(visits), *each.shape[1:]).index_add(0, owner, each) for each in amounts)
+        return visits, *(
+            amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +123,7 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     reducer = VisitErrorsReducer(recorded.entry.out_features, loss_scale(reader.log(layer), steps))
     slots = own_slots(reader, recorded, as_of(reader, Everything(), view.until))
     filled = view.reduce(layer, reducer, selection=slots)
-    visits, squares, sums, rows = filled.result() if filled.found else (torch.empty(0), *[torch.empty(0)] * 3)
+    visits, squares, sums, rows = filled.result() if filled.visits_found else (torch.empty(0), *[torch.empty(0)] * 3)
     if not len(visits):
         raise UnsupportedError(f'No slot of "{layer}" belongs to an example: the joint estimate has nothing to go by.')
     if loss is None:
@@ -160,9 +162,9 @@ def _step_numbers(reader: MemoryReader, layer: str, until: int) -> Float[Tensor,
     numbers = torch.zeros(max(reader.steps, 1), dtype=torch.float64)
     for name in (layer, *reader.layers):
         unrolled = unroll_plainly(reader, name, until)
-        found = unrolled.weight if bool(unrolled.weight.any()) else unrolled.bias
-        if bool(found.any()):
-            numbers[: len(found)] = found
+        per_step = unrolled.weight if bool(unrolled.weight.any()) else unrolled.bias
+        if bool(per_step.any()):
+            numbers[: len(per_step)] = per_step
             break
     return numbers
 

@@ -396,7 +396,7 @@ class AskTotals:
 
     def totals(self, measured: LayerMeasured, sums: Tensor, counts: Tensor) -> Totals:
         """The result, from sums that were computed in any way."""
-        made = Totals(
+        totals = Totals(
             measured.layer,
             measured.what,
             self.column,
@@ -407,12 +407,12 @@ class AskTotals:
             binned=self.bins is not None,
             note=measured.note,
         )
-        cancels = made.values.abs().sum(dim=1) > LARGE_KAPPA * made.values.sum(dim=1).abs()
+        cancels = totals.values.abs().sum(dim=1) > LARGE_KAPPA * totals.values.sum(dim=1).abs()
         if measured.what != "contribution" or not cancels.any():
-            return made
-        large = f"κ = {float(made.kappa.max()):.2g}"
+            return totals
+        large = f"κ = {float(totals.kappa.max()):.2g}"
         note = f"{large}: the sum is a small difference of large totals; a mask of one side predicts nothing"
-        return replace(made, note=f"{made.note}; {note}" if made.note else note)
+        return replace(totals, note=f"{totals.note}; {note}" if totals.note else note)
 
 
 @dataclass(frozen=True)
@@ -446,19 +446,19 @@ Question = AskTop | AskTotals | AskMeans
 
 def ask(measured: Sequence[LayerMeasured], questions: Sequence[Question]) -> list[list[Any]]:
     """Answers the questions about several layers; each batch of queries takes one pass over all of them."""
-    batches = [list(each.query_batches()) for each in measured]
+    batches = [list(layer_values.query_batches()) for layer_values in measured]
     filled: list[list[list[Any]]] = [[[] for _ in questions] for _ in measured]
     for index in range(max(map(len, batches), default=0)):
         asked = [number for number, own in enumerate(batches) if index < len(own)]
         plans = []
         for number in asked:
-            each, some = measured[number], batches[number][index]
-            reducers = tuple(question.reducer(each, some.stop - some.start) for question in questions)
-            plans.append(Plan(each.layer, each.view.selection, reducers, each.values(some)))
+            layer_values, some = measured[number], batches[number][index]
+            reducers = tuple(question.reducer(layer_values, some.stop - some.start) for question in questions)
+            plans.append(Plan(layer_values.layer, layer_values.view.selection, reducers, layer_values.values(some)))
         for number, reducers in zip(asked, measured[0].view.run(*plans), strict=True):
             for parts, reducer in zip(filled[number], reducers, strict=True):
                 parts.append(reducer)
     return [
-        [question.answer(each, parts) for question, parts in zip(questions, of_layer, strict=True)]
-        for each, of_layer in zip(measured, filled, strict=True)
+        [question.answer(layer_values, parts) for question, parts in zip(questions, of_layer, strict=True)]
+        for layer_values, of_layer in zip(measured, filled, strict=True)
     ]

@@ -150,8 +150,8 @@ _sent: WeakKeyDictionary[MemoryReader, tuple[str, Any]] = WeakKeyDictionary()
 
 
 def _size_of_answer(plans: Sequence[Plan]) -> int:
-    made = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
-    return sum(value.nbytes for value in made if isinstance(value, Tensor))
+    held = (value for plan in plans for reducer in plan.reducers for value in vars(reducer).values())
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
 class _Array(NamedTuple):
@@ -174,9 +174,9 @@ def _question(reducer: Reducer) -> Reducer:
 
 def _answer(reducer: Reducer) -> dict[str, Any]:
     """The rest of a reducer."""
-    found = {name: value for name, value in vars(reducer).items() if name not in vars(_question(reducer))}
-    plain = {n: v for n, v in found.items() if isinstance(v, Tensor) and v.dtype != torch.bfloat16}
-    return found | {name: _Array(value.numpy()) for name, value in plain.items()}
+    answer = {name: value for name, value in vars(reducer).items() if name not in vars(_question(reducer))}
+    plain = {n: v for n, v in answer.items() if isinstance(v, Tensor) and v.dtype != torch.bfloat16}
+    return answer | {name: _Array(value.numpy()) for name, value in plain.items()}
 
 
 def _filled(reducer: Reducer, answer: dict[str, Any]) -> Reducer:

@@ -77,14 +77,14 @@ class _Replay:
                     if logged["active"]:  # else the optimizer may not hold the parameter, and the log has no options
                         group.update(options_of(logged, optimizer.defaults))
                 optimizer.step()
-        made: Parameters = {}
+        trained: Parameters = {}
         for layer, entry in self._reader.manifest.layers.items():
             names = (*entry.weight_columns, *entry.bias_names)
-            made[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
+            trained[layer] = {p: self._reader.initial[f"{layer}/{p}"].double() for p in names}
             for p in entry.trained:
                 shadow = self._shadows[layer, p].detach().double()
-                made[layer][p] = entry.kept(shadow) if p == "weight" else shadow.reshape(made[layer][p].shape)
-        return made
+                trained[layer][p] = entry.kept(shadow) if p == "weight" else shadow.reshape(trained[layer][p].shape)
+        return trained
 
     def _make(self, make: MakeOptimizer) -> tuple[torch.optim.Optimizer, dict[tuple[str, str], dict]]:
         groups: dict[float, dict] = {}

@@ -167,8 +167,8 @@ class Replica:
         errors = iter(own[len(self._parameters) :])
         by_layer = {name: _rows(used, [next(errors) for _ in used]) for name, used in calls.items()}
         for place in self._places:
-            made, gradient = self._gradient_of(place, by_parameter, by_layer), by_parameter[id(place.parameter)]
-            if place.layer in self._linear and not _is_same(made, gradient):
+            from_calls, gradient = self._gradient_of(place, by_parameter, by_layer), by_parameter[id(place.parameter)]
+            if place.layer in self._linear and not _is_same(from_calls, gradient):
                 self._linear.pop(place.layer).remove()
         for place in self._places:
             place.parameter.requires_grad_(place.layer not in self._linear)
@@ -233,10 +233,10 @@ def _rows(calls: Sequence[_LinearCall], errors: Sequence[Tensor | None]) -> Oute
     return OuterSum(e[used].cpu(), x[used].cpu()) if len(used) else None
 
 
-def _is_same(made: Tensor | OuterSum | None, gradient: Tensor | None) -> bool:
+def _is_same(from_calls: Tensor | OuterSum | None, gradient: Tensor | None) -> bool:
     """Up to rounding; a gradient that is not there tells nothing."""
-    if made is None or gradient is None:
+    if from_calls is None or gradient is None:
         return False
-    full = made.value if isinstance(made, OuterSum) else made
+    full = from_calls.value if isinstance(from_calls, OuterSum) else from_calls
     gradient = gradient.cpu()
     return full.shape == gradient.shape and bool((full - gradient).norm() <= _SAME * gradient.norm())

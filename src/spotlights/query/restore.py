@@ -45,14 +45,14 @@ def visits_of(view: View, selections: Sequence[Selection]) -> tuple[Visits, Visi
     """From slots: whom each step saw in any layer, and those among them that are selected."""
     view.reader.need_visits("whom each step saw", "Rewind a recipe")
     view.reader.need_all_slots("To rewind takes")
-    found = []
+    visits = []
     for several in ([view.selection], [view.selection & selection for selection in selections]):
         plans = [Plan(layer, selection, (VisitsReducer(),)) for layer in view.reader.layers for selection in several]
         together = VisitsReducer()
         for (filled,) in view.run(*plans):
             together.merge(filled)
-        found.append(together.visits)
-    return found[0], found[1]
+        visits.append(together.visits)
+    return visits[0], visits[1]
 
 
 def start_before(reader: MemoryReader, first: int) -> int:
@@ -80,14 +80,14 @@ def put_back(reader: MemoryReader, step: int, model: nn.Module, optimizer: torch
         weights, states, options = _read(reader, step, model, optimizer, rule)
         buffers = dict(model.named_buffers())
         kept = [(buffers[name], rows[step]) for name, rows in reader.statistics.items()]
-        pairs = [(value, made.reshape(value.shape)) for value, made in [*weights, *kept]]
+        pairs = [(value, stored.reshape(value.shape)) for value, stored in [*weights, *kept]]
     except SpotlightsError:
         raise
     except Exception as error:
         raise MemoryFormatError(f"{reader.address} cannot be rewound to step {step}: {error!r}.") from error
     with torch.no_grad():  # nothing has changed before all of it was read
-        for value, made in pairs:
-            value.copy_(made)
+        for value, stored in pairs:
+            value.copy_(stored)
     for group, changed in options:
         group.update(changed)
     optimizer.state.clear()

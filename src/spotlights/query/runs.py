@@ -71,7 +71,7 @@ class RunsInfluence(Measured):
     def ask(self, *questions: Question) -> list[Totals]:
         """Answers several questions about totals."""
         answers = [run.ask(*questions) for run in self.runs]
-        return [replace(mean_of(found), note=self.note) for found in zip(*answers, strict=True)]
+        return [replace(mean_of(of_runs), note=self.note) for of_runs in zip(*answers, strict=True)]
 
     def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
         """The k examples with the largest mean: without which the number would lose most."""

@@ -126,8 +126,8 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
         raise UnsupportedError(f'The errors of "{name}" are not those of classes: ask for suspects of all examples.')
     classes = errors.sums.argmin(dim=1)  # the label's error alone is negative
     if per_class:
-        each = [order[classes[order] == number][:k] for number in range(recorded.entry.out_features)]
-        order = torch.cat(each)
+        by_class = [order[classes[order] == number][:k] for number in range(recorded.entry.out_features)]
+        order = torch.cat(by_class)
     else:
         order = order[:k]
     answers: list[int | None] = [None] * len(order)
@@ -169,14 +169,14 @@ def _rivals(
     whole = replace(view, engine=view.engine.of_the_whole)
     (keys,) = whole.values((recorded.name, KeysOfSlots(errors.last[seen])))
     keys = torch.nn.functional.normalize(keys.float(), dim=1)
-    found: list[list[Label]] = []
+    rivals: list[list[Label]] = []
     for some in order.split(256):
         own = torch.searchsorted(seen, some)
         alike = (keys[own] @ keys.T).masked_fill(classes[some][:, None] == classes[seen][None], float("-inf"))
         values, nearest = alike.topk(min(RIVALS, len(seen)), dim=1)
         pairs = zip(values.tolist(), seen[nearest].tolist(), strict=True)
-        found += [[labels[at] for value, at in zip(*pair, strict=True) if value > float("-inf")] for pair in pairs]
-    return found
+        rivals += [[labels[at] for value, at in zip(*pair, strict=True) if value > float("-inf")] for pair in pairs]
+    return rivals
 
 
 def own_slots(reader: MemoryReader, recorded: LayerReader, selection: Selection) -> Selection:

@@ -196,11 +196,11 @@ class ParameterSweep:
         start = self._reader.initial.get(f"{self._layer}/{self.name}")
         if start is None:
             return torch.zeros(self.shape, dtype=torch.float64)
-        made = act(self.side, _double(self.adjoint.to_weights), start.double().reshape(self.shape))
+        rest = act(self.side, _double(self.adjoint.to_weights), start.double().reshape(self.shape))
         held = self._first_moment()
         if held is not None:
-            made = made + act(self.side, _double(self.adjoint.to_moment), held.double().reshape(self.shape))
-        return made
+            rest = rest + act(self.side, _double(self.adjoint.to_moment), held.double().reshape(self.shape))
+        return rest
 
     def initial_at_once(self) -> Float[Tensor, "*shape"] | None:
         """The same without a sweep, where decay alone counts and that is a number."""
@@ -299,8 +299,8 @@ class LayerSweep:
             used = self._used(block) if self._lazy else None
             sums = [*(of_weight[:, weight.columns] for weight in self.weights), *(of_bias for _ in self.biases)]
             P = tuple(
-                p.forwards(s, state, each, used if p.lazy else None)
-                for p, state, each in zip(self._parameters, states, sums, strict=True)
+                p.forwards(s, state, of_slots, used if p.lazy else None)
+                for p, state, of_slots in zip(self._parameters, states, sums, strict=True)
             )
             if keep:
                 preconditioners.append(tuple(self._marked(s, block, P, sums)))

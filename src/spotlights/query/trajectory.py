@@ -189,9 +189,9 @@ class ParameterPath:
         """The log has all entries of a small parameter. What the rule made of the slots is rounded differently."""
         if self._logged is None:
             return None
-        made, logged = state[WEIGHTS], self._logged[s].to(self.dtype).reshape(self.shape)
+        followed, logged = state[WEIGHTS], self._logged[s].to(self.dtype).reshape(self.shape)
         state[WEIGHTS] = logged
-        return logged - made
+        return logged - followed
 
 
 class Trajectory:

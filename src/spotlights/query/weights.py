@@ -191,15 +191,15 @@ class GroupWeights:
         others = [cell for cell in range(len(values)) if not masked(values[cell])]
 
         def terms(*signed: tuple[int, list[int]]) -> Counter[tuple[int, int]]:
-            found = Counter({(cell, last): 1 for cell in whole})
+            signs = Counter({(cell, last): 1 for cell in whole})
             for sign, some in signed:
                 for cell, (first, end) in itertools.product(some, stretches):
-                    found[cell, end] += sign
-                    found[cell, first] -= sign
-            return found
+                    signs[cell, end] += sign
+                    signs[cell, first] -= sign
+            return signs
 
         plans = terms((1, others)), terms((1, [_ALL]), (-1, whole))
-        plan = min(plans, key=lambda found: sum(sign != 0 for sign in found.values()))
+        plan = min(plans, key=lambda signs: sum(sign != 0 for sign in signs.values()))
         total = torch.zeros_like(self.total(layer))
         for (cell, edge), sign in plan.items():
             if sign:

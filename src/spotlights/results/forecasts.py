@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.results.tables import FEW, Printable, build, build_rows, frame
-
-if TYPE_CHECKING:
-    import pandas
+from spotlights.results.tables import FEW, Printable, RowAnswer, build, build_rows
 
 
 @dataclass(frozen=True, repr=False)
-class Forecast(Printable):
+class Forecast(RowAnswer):
     """What some numbers will be after retraining without a group, each with an interval of 95 %."""
 
     before: Float[Tensor, "inputs"]
@@ -45,10 +42,6 @@ class Forecast(Printable):
         rows = list(self.rows())[:FEW]
         title = f"retrained without {left_out} ({self.examples:,} examples)"
         return build_rows(title, rows, "forecast", f"an estimate with an interval of 95 %; {self.note}")
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row for each input."""
-        return frame(self.rows())
 
 
 @dataclass(frozen=True, repr=False)

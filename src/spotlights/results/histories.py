@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spotlights.errors import SettingError
 from spotlights.results.answers import Label
-from spotlights.results.tables import Printable, build, frame
+from spotlights.results.tables import Printable, RowAnswer, build, frame
 
 if TYPE_CHECKING:
     import pandas
@@ -119,7 +119,7 @@ class Lost:
 
 
 @dataclass(frozen=True, repr=False)
-class Forgetting(Printable):
+class Forgetting(RowAnswer):
     """The steps at which right answers were lost, and the examples that took them."""
 
     lost: Sequence[Lost]
@@ -153,10 +153,6 @@ class Forgetting(Printable):
         names = list(rows[0]) if rows else ["number", "lost at step"]
         title = "right answers that training lost" if rows else "training lost no right answer"
         return build(title, names, ([row[name] for name in names] for row in rows), self.note)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row for each loss."""
-        return frame(self.rows())
 
 
 def _taker(example: Label, label: Label, share: float) -> str:

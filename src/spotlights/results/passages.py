@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spotlights.results.tables import Printable, build, frame
-
-if TYPE_CHECKING:
-    import pandas
+from spotlights.results.tables import RowAnswer, build
 
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
 """How an attended token that one cannot see is shown."""
@@ -61,7 +58,7 @@ class Passage:
 
 
 @dataclass(frozen=True, repr=False)
-class Passages(Printable):
+class Passages(RowAnswer):
     """The passages that some tokens of a prompt attend to, best first; made by `Attention.passages`."""
 
     layer: str
@@ -98,10 +95,6 @@ class Passages(Printable):
                 "last_step": best.last_step,
                 "text": self._marked(passage),
             }
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row for each passage."""
-        return frame(self.rows())
 
     # -- for people --------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import SettingError
-from spotlights.results.answers import Label
-from spotlights.results.tables import FEW, Printable, build_rows, frame
-
-if TYPE_CHECKING:
-    import pandas
+from spotlights.results.answers import Label, QueryAnswer
+from spotlights.results.tables import FEW
 
 TRUSTED = 2.0
 """Up to this growth the derivative was measured to be a good forecast of leaving out a tenth (docs/truth.md)."""
 
 
 @dataclass(frozen=True, repr=False)
-class ReplayedInfluence(Printable):
+class ReplayedInfluence(QueryAnswer):
     """The derivative of some numbers with respect to each example's weight, in the numbers' own unit.
 
     Positive: without the example the number would be smaller.
@@ -33,9 +30,7 @@ class ReplayedInfluence(Printable):
     values: Float[Tensor, "inputs examples"]
     growth: Float[Tensor, "inputs"]
     """How many times as large the adjoint of the weights has become on its way back to the first step."""
-
-    def __len__(self) -> int:
-        return len(self.values)
+    what: str = "influence"
 
     @property
     def trusted(self) -> bool:
@@ -43,7 +38,7 @@ class ReplayedInfluence(Printable):
         return bool(self.growth.median() <= TRUSTED)
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How far to trust the numbers."""
         grown = f"the adjoint has grown {float(self.growth.median()):.3g} times"
         if self.trusted:
@@ -64,21 +59,22 @@ class ReplayedInfluence(Printable):
         for rank, place in enumerate(order, start=1):
             yield {"rank": rank, "influence": float(self.values[query, place]), "example": self.examples[place]}
 
-    def table(self) -> Any:
-        which = f" (query 0 of {len(self)})" if len(self) > 1 else ""
-        return build_rows(f"influence by exact replay{which}", list(self.rows())[:FEW], "influence", self.note)
+    @property
+    def _title(self) -> str:
+        return "influence by exact replay"
+
+    def _few(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+        return rows[:FEW], self.note
 
     def numpy(self) -> np.ndarray:
         """Of shape (inputs, examples), in the order of `examples`."""
         return self.values.numpy()
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row for each input and example."""
-        return frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
-
     @staticmethod
-    def of(found: dict[int, Float[Tensor, "inputs"]], growth: Tensor, names: Sequence[str] | None) -> ReplayedInfluence:
+    def of(
+        by_number: dict[int, Float[Tensor, "inputs"]], growth: Tensor, names: Sequence[str] | None
+    ) -> ReplayedInfluence:
         """From a value for each example's number."""
-        numbers = sorted(found)
+        numbers = sorted(by_number)
         examples: list[Label] = [number if names is None else names[number] for number in numbers]
-        return ReplayedInfluence(examples, torch.stack([found[number] for number in numbers], dim=1), growth)
+        return ReplayedInfluence(examples, torch.stack([by_number[number] for number in numbers], dim=1), growth)

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.results.answers import Label
 from spotlights.results.table_files import write_csv
-from spotlights.results.tables import FEW, Printable, build_rows, frame
-
-if TYPE_CHECKING:
-    import pandas
+from spotlights.results.tables import FEW, RowAnswer, build_rows
 
 NOTE = "a ranking, not a verdict: hard and rare examples rank high too; look at them"
 
 
 @dataclass(frozen=True, repr=False)
-class Suspects(Printable):
+class Suspects(RowAnswer):
     """Training examples, the most suspicious first."""
 
     layer: str
@@ -62,10 +59,6 @@ class Suspects(Printable):
         rows = list(self.rows())[:FEW]
         some = f" (the first {len(rows)} of {len(self):,})" if len(rows) < len(self) else ""
         return build_rows(f"suspects by the errors of {self.layer}{some}", rows, "suspicion", self.note)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row for each example."""
-        return frame(self.rows())
 
     def to_csv(self, path: str | Path) -> Path:
         """Writes one line for each example."""

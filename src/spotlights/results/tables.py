@@ -57,6 +57,18 @@ class Printable:
         return self.page().html
 
 
+class RowAnswer(Printable):
+    """An answer of rows that name their cells."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The answer, row by row."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row for each row of the answer."""
+        return frame(self.rows())
+
+
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -112,7 +124,7 @@ def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str 
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> pandas.DataFrame:
-    """Rows as a data frame, or a sentence that says what to install."""
+    """RowAnswer as a data frame, or a sentence that says what to install."""
     try:
         import pandas
     except ImportError:

@@ -109,4 +109,4 @@ def moved_steps(moved: Iterable[int | float]) -> dict[str, list[int]]:
     """The steps of each reason."""
     logged = [(step, int(reasons)) for step, reasons in enumerate(moved) if reasons]
     steps = {text: [step for step, reasons in logged if reasons & bit] for bit, text in MOVED.items()}
-    return {text: found for text, found in steps.items() if found}
+    return {text: of_reason for text, of_reason in steps.items() if of_reason}

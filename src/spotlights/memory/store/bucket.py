@@ -121,10 +121,10 @@ class BucketStore(Store):
         return self._patiently(name, lambda: obstore.head(self._objects, key)["size"])
 
     def sizes(self) -> dict[str, int]:
-        found = {meta["path"]: meta for meta in self._listed("")}
+        listed = {meta["path"]: meta for meta in self._listed("")}
         start = len(self._folder) + 1
-        self._known.versions |= {key[start:]: meta["e_tag"] for key, meta in found.items() if meta["e_tag"]}
-        return {key[start:]: meta["size"] for key, meta in found.items()}
+        self._known.versions |= {key[start:]: meta["e_tag"] for key, meta in listed.items() if meta["e_tag"]}
+        return {key[start:]: meta["size"] for key, meta in listed.items()}
 
     def read(self, name: str, span: range | None = None) -> bytes:
         key = self._key(name)
@@ -234,8 +234,8 @@ class BucketStore(Store):
         key = self._key(MANIFEST)
 
         def get() -> tuple[bytes, str]:
-            found = obstore.get(self._objects, key)
-            return bytes(found.bytes()), _version(found.meta)
+            held = obstore.get(self._objects, key)
+            return bytes(held.bytes()), _version(held.meta)
 
         return self._patiently(MANIFEST, get)
 

@@ -186,7 +186,7 @@ def train_lstm(settings: LanguageSettings, *, data: TextDataset, seed: int, path
     tokens = data.train.numbers
     model = LanguageModel(len(data.vocabulary), settings)
     steppers = optimizers(model, settings)
-    schedules = [LambdaLR(each, _falling(settings)) for each in steppers]
+    schedules = [LambdaLR(stepper, _falling(settings)) for stepper in steppers]
     state: State | None = None
     file, done = path.with_name(CHECKPOINT), 0
     losses: list[float] = []
@@ -273,7 +273,7 @@ def keep_freed_memory() -> None:
 def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.optim.Optimizer]:
     """The one that is recorded first."""
     sparse = list(model.embedding.parameters()) if settings.sparse else []
-    dense = [parameter for parameter in model.parameters() if not any(parameter is each for each in sparse)]
+    dense = [parameter for parameter in model.parameters() if not any(parameter is other for other in sparse)]
     if settings.optimizer == "sgd":
         return [torch.optim.SGD(dense, lr=settings.lr, momentum=settings.momentum)]
     if settings.optimizer != "adam":

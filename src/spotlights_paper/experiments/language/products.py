@@ -122,4 +122,4 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> Any:
-        return *(each.mul_(of_loss) for each in ctx.saved_tensors), None
+        return *(gradient.mul_(of_loss) for gradient in ctx.saved_tensors), None

@@ -87,7 +87,7 @@ def two_levels(
         )
     token, block = token % len(prompt), block % len(model.blocks)
     numbers = trained.data.vocabulary.encode(prompt)[None]
-    query, key, value = (f"blocks.{block}.to_{each}" for each in ("query", "key", "value"))
+    query, key, value = (f"blocks.{block}.to_{role}" for role in ("query", "key", "value"))
     looks = trained.memory.attend(model, {"tokens": numbers, "looks_in": block}, layers=[query, key])
     answers = trained.memory.attend(model, {"tokens": numbers}, layers=[value])
     weights = looks.output[0, :, token, : token + 1].softmax(dim=-1)

@@ -102,10 +102,10 @@ def draw(curves: Sequence[Removal], tests: int, path: Path) -> Path:
     return save(figure, path)
 
 
-def _ranking(method: str, data: Data, recorded: Recorded, chosen: Tensor) -> Int64[Tensor, "chosen train"]:
+def _ranking(method: str, data: Data, recorded: Recorded, tests: Tensor) -> Int64[Tensor, "chosen train"]:
     """The training examples for each chosen test image, first those to drop."""
     if method == "random":
-        scores = torch.rand(len(chosen), len(data.train), generator=torch.Generator().manual_seed(_SEED))
+        scores = torch.rand(len(tests), len(data.train), generator=torch.Generator().manual_seed(_SEED))
     else:
-        scores = METHODS[method](data, recorded)[chosen]
+        scores = METHODS[method](data, recorded)[tests]
     return scores.argsort(dim=1, descending=True, stable=True)
