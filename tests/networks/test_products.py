@@ -162,3 +162,38 @@ def test_an_expert_that_answers_is_exact(tmp_path):
     done = run(model, adam(), tmp_path / "m", step)
     spot = done.memory.attend(model, inputs[:2])
     assert_adds_up_exactly(spot["head.heads.1"].contributions(2), spot.output[:, 2])
+
+
+def test_a_mistake_of_ours_in_the_middle_of_a_call_leaves_training_alone(tmp_path, monkeypatch):
+    """Recording stops with a warning, and nothing of it stays behind in torch."""
+    from spotlights.layers.products import calls
+
+    monkeypatch.setattr(calls, "product_of", lambda *args: 1 / 0)
+    done, _ = recorded(Chosen, tmp_path / "m")
+    assert "ZeroDivisionError" in done.heard
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_a_call_that_fails_leaves_nothing_behind(tmp_path):
+    class Failing(Experts):
+        def forward(self, x):
+            y = x @ self.w[0]
+            if self.fails:
+                raise RuntimeError("the user's own")
+            return y
+
+    model = Failing()
+    inputs = torch.randn(B, D)
+
+    def step(model, optimizer, recorder, number):
+        recorder.batch(example=torch.arange(B))
+        model.fails = number == 1
+        try:
+            turn(optimizer, model(inputs).square().sum())
+        except RuntimeError:
+            model.fails = False
+            turn(optimizer, model(inputs).square().sum())
+
+    done = run(model, sgd(0.01), tmp_path / "m", step)
+    assert torch.overrides._len_torch_function_stack() == 0
+    assert done.memory.verify(model).ok

@@ -131,15 +131,25 @@ Report = Callable[[str, Call | None, Tensor], Tensor | None]
 
 Without a call, it is a use of the parameter of this name that nobody understands."""
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes hooks of functions, and keeps their errors away from training."""
+"""From a function to one that may be a hook."""
 
 
 class WatchingAdapter(ModuleAdapter):
     """For modules whose uses of their weights are seen where they happen, and not in what the module returns."""
 
     @abstractmethod
-    def watched(self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded) -> list[Any]:
-        """Reports the uses of these maps of a module; returns handles."""
+    def watched(
+        self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
+    ) -> list[Any]:
+        """Reports the uses of these maps of a module; returns handles.
+
+        Args:
+            module: that uses them.
+            names: of the maps.
+            report: told of each use.
+            guard: keeps errors of hooks away from training.
+            attached: makes a hook that copies of the module do not have.
+        """
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         raise NotImplementedError("the uses of these weights are reported, not the forward of their module")
@@ -181,7 +191,9 @@ class FunctionalAdapter(WatchingAdapter):
             for name, (weight, bias) in self.weights(module).items()
         }
 
-    def watched(self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded) -> list[Any]:
+    def watched(
+        self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
+    ) -> list[Any]:
         def note(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor | None:
             return report(name, self.use(module, name, input, rows), output)
 

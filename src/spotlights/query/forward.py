@@ -129,7 +129,7 @@ class ForwardPass:
         try:
             for module, (adapter, maps) in users.items():
                 if isinstance(adapter, WatchingAdapter):
-                    handles += adapter.watched(module, maps, _report(maps, within), lambda hook: hook)
+                    handles += adapter.watched(module, maps, _report(maps, within), _as_is, _as_is)
                     continue
                 hook = _hook(adapter, maps, within)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -368,6 +368,10 @@ def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls], within: Callable[[]
 
 def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
     return hook(module, (input,), {}, output)
+
+
+def _as_is(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
 
 
 def _report(maps: Mapping[str, Calls], within: Callable[[], bool]) -> Report:

@@ -134,7 +134,7 @@ class ModuleHooks:
                     record(call, batch, [output], [name])
 
             def watched() -> list[Any]:
-                return adapter.watched(self.module, self.maps, report, lambda hook: _ModelHook(guard(hook)))
+                return adapter.watched(self.module, self.maps, report, guard, _ModelHook)
 
             return self._on_whole_parameters(guard, watched) if self._sharded else watched()
 

@@ -10,7 +10,8 @@ as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,23 +34,48 @@ class ProductAdapter(WatchingAdapter):
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         return dict(_maps(module))
 
-    def watched(self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded) -> list[Any]:
-        running: list[ProductMode] = []
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.is_grad_enabled() and not in_functorch() and not in_compiled_code():
-                running.append(products := ProductMode(_matrices(module), report, guard))
-                products.begin([*args, *kwargs.values()])
-                products.__enter__()
-
-        def after(*args: Any) -> None:
-            if running:
-                running.pop().__exit__(None, None, None)
-
-        return [
-            module.register_forward_pre_hook(guard(before), with_kwargs=True),
-            module.register_forward_hook(guard(after), always_call=True),
+    def watched(
+        self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
+    ) -> list[Any]:
+        watch = _Watch(lambda: ProductMode(_matrices(module), report, guard))
+        watch.handles += [
+            module.register_forward_pre_hook(attached(guard(watch.begin)), with_kwargs=True),
+            module.register_forward_hook(attached(watch.end), always_call=True),
         ]
+        return [watch]
+
+
+class _Watch:
+    """Enters a mode for each call of a module, and leaves it whatever happens, also if it is removed meanwhile."""
+
+    def __init__(self, mode: Callable[[], ProductMode]) -> None:
+        self._mode, self._of_thread, self._removed = mode, threading.local(), False
+        self.handles: list[Any] = []
+
+    @property
+    def _running(self) -> list[ProductMode | None]:
+        """For each running call in this thread."""
+        return self._of_thread.__dict__.setdefault("running", [])
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._running.append(None)
+        if torch.is_grad_enabled() and not in_functorch() and not in_compiled_code():
+            mode = self._mode()
+            mode.begin([*args, *kwargs.values()])
+            mode.__enter__()
+            self._running[-1] = mode
+
+    def end(self, *args: Any) -> None:
+        mode = self._running.pop() if self._running else None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+        if self._removed:
+            self.remove()
+
+    def remove(self) -> None:
+        self._removed = True
+        while self.handles and not self._running:
+            self.handles.pop().remove()
 
 
 def _matrices(module: nn.Module) -> dict[str, tuple[nn.Parameter, bool]]:
