@@ -215,7 +215,7 @@ def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
         return output.log_softmax(dim=-1)[..., 0].mean(dim=-1)
 
     asked = texts[:2] + 0.1
-    late = [seen[-(-3 * len(seen) // 4) :] or seen for seen in visits]
+    late = [seen[-len(seen) // 4 :] for seen in visits]  # a quarter, rounded up
     truth = torch.zeros(2, EXAMPLES).double()
     for place, linear in enumerate((model[0], model[2])):
         k = torch.cat([visit[place][0] for seen in visits for visit in seen])

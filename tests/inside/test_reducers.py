@@ -18,6 +18,7 @@ from spotlights.query import (
     history,
     history_sweep,
     joint,
+    kronecker,
     reducers,
     restore,
     suspects,
@@ -394,6 +395,17 @@ class TestKeyErrors(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return (reducer.sums,)
+
+
+class TestErrorMoments(ReducerContract):
+    layer = "2"
+
+    def make(self) -> Reducer:
+        outputs = attention(self.layer).recorded.entry.out_features
+        return kronecker.ErrorMomentsReducer(visit_numbers(self.layer), outputs, torch.float64)
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return reducer.sum, torch.tensor(reducer.count)
 
 
 def test_every_reducer_keeps_the_contract():

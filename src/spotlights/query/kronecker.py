@@ -49,7 +49,7 @@ class ErrorMomentsReducer(Reducer):
     def update(self, block: Block, values: Any) -> None:
         _, numbers = self.visits.of(block)
         for errors in block.errors():
-            scale = numbers[errors.place] if errors.scale is None else numbers[errors.place] * errors.scale
+            scale = errors.times_scale(numbers[errors.place])
             used = (scale != 0).nonzero().flatten()
             rows = dense(errors.rows)[used].to(self.dtype) * scale[used, None].to(self.dtype)
             self.sum += rows.double().square().sum(dim=0) if self.sum.ndim == 1 else (rows.T @ rows).double()
