@@ -33,7 +33,7 @@ from spotlights.recording.rerun import Loss, Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
 
 Told = Callable[[float], object]
-"""Is told the share that is done."""
+"""Called with the share of the work that is done."""
 Each = Callable[[Callable[[range], object], Sequence[range]], Iterable[object]]
 """Runs a task for each of some stretches, here or elsewhere."""
 
