@@ -111,6 +111,8 @@ class Recomputation:
             cache = Cache(Path(self._folder.name), CACHE_BYTES)
         self._cache = StretchCache(cache.root, cache.limit)
         self._lock = threading.RLock()
+        self._run: Rerun | None = None
+        """The network at the checkpoint that was needed last."""
 
     def __reduce__(self) -> Any:
         """So that a process elsewhere can compute stretches into the same cache."""
@@ -130,6 +132,7 @@ class Recomputation:
             store = StretchStore(self._path(stretch), make=partial(self._make, stretch))
             parts.append(Part(store, read_manifest(store)[0], stretch.start))
         reader = StretchReader(self.source.reader, parts)
+        reader.passes = self._passes
         off = reader.manifest.recomputed
         if off:
             warnings.warn(
@@ -139,6 +142,17 @@ class Recomputation:
                 stacklevel=4,
             )
         return reader
+
+    @contextmanager
+    def _passes(self, step: int) -> Iterator[tuple[nn.Module, Iterator[tuple[Any, Tensor]]]]:
+        """As in `MemoryReader.passes`; the network has the weights of some step of the stretch."""
+        start = max(checkpoint for checkpoint in self.source.checkpoints if checkpoint <= step)
+        if self._run is None or self._run.step != start:
+            self._run = Rerun(self.source, start)
+        run = self._run
+        batches = ((batch, batch.columns["example"]) for batch in self.source.step(step).batches)
+        with self._lock, as_recorded(run.threads):
+            yield run.model, ((ids, run.losses_of(step, batch, ids)) for batch, ids in batches)
 
     def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""
