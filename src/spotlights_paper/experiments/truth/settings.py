@@ -67,7 +67,7 @@ class WordMean(nn.Module):
         return self.last(self.hidden(self.embedding(words).mean(dim=1)).relu())
 
 
-class TransformerBlock(nn.Module):
+class GPTBlock(nn.Module):
     """Attention to what came before, then two wide layers."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -99,7 +99,7 @@ class SmallGPT(nn.Module):
         self.places = nn.Embedding(length, width)
         for table in (self.tokens, self.places):
             nn.init.normal_(table.weight, std=0.02)
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(blocks)))
         self.last_norm = nn.LayerNorm(width)
         self.last = nn.Linear(width, tokens)
 
