@@ -91,7 +91,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Embedding(tokens, settings.embedding, sparse=settings.sparse)
         if settings.initial_embedding is not None:
             nn.init.uniform_(self.embedding.weight, -settings.initial_embedding, settings.initial_embedding)
-        self.bfloat16 = settings.bfloat16
+        self.rounds = settings.bfloat16
         inputs = settings.embedding
         self.projection: nn.Module = nn.Identity()
         if settings.projection is not None:
@@ -110,7 +110,7 @@ class LanguageModel(nn.Module):
         self, tokens: Int64[Tensor, "batch length"], state: State | None = None
     ) -> tuple[Float[Tensor, "batch length hidden"], State]:
         """The LSTM's outputs for the tokens, and its state afterwards."""
-        if self.bfloat16 == "states" and self.training:
+        if self.rounds == "states" and self.training:
             vectors = self.projection(self.embedding.weight)
             inputs = vectors.detach()[tokens]
             start = inputs.new_zeros(1, len(tokens), self.rnn.hidden_size)
@@ -136,7 +136,8 @@ class LanguageModel(nn.Module):
         rows = self.output_dropout(hidden).flatten(0, 1)
         if isinstance(self.decoder, nn.AdaptiveLogSoftmaxWithLoss):
             return self.decoder(rows, targets.flatten()).loss, state
-        if self.bfloat16 == "softmax" and self.training:
+        if self.rounds == "softmax" and self.training:
+            assert isinstance(self.decoder, nn.Linear)
             return cross_entropy(rows, self.decoder.weight, self.decoder.bias, targets.flatten()), state
         return F.cross_entropy(self.decoder(rows), targets.flatten()), state
 

@@ -70,7 +70,8 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_states: Tensor, of_cell: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        of_states, of_cell = gradients
         gates, states, cells, weight, state, cell = ctx.saved_tensors
         hidden, product = weight.shape[1], weight.to(ctx.dtype)
         errors, of_state = gates.to(ctx.dtype, copy=True), 0
@@ -121,5 +122,6 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_loss: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (of_loss,) = gradients
         return *(gradient.mul_(of_loss) for gradient in ctx.saved_tensors), None

@@ -87,7 +87,8 @@ def _parts(
 ) -> Data:
     """The first examples are for training, the next ones for testing."""
     parts = slice(train), slice(train, train + test)
-    return Data(*(ExampleRows(inputs[part], labels[part], ids[part], texts[part]) for part in parts), **options)
+    first, second = (ExampleRows(inputs[part], labels[part], ids[part], texts[part]) for part in parts)
+    return Data(first, second, **options)
 
 
 def _split(inputs: Any, labels: Any, train: int, test: int, kind: str, classes: Sequence[str] = ()) -> Data:

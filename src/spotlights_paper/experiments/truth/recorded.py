@@ -147,7 +147,7 @@ def words(data: Data, recorded: Recorded | None = None, *, bm25: bool = False) -
     groups = CountVectorizer(analyzer="char_wb", ngram_range=(2, 5))
     train, test = groups.fit_transform(data.train.texts), groups.transform(data.test.texts)
     if bm25:
-        train, test = _bm25(train), test.sign()
+        train, test = _bm25(train), test.minimum(1)
     else:
         weigh = TfidfTransformer(sublinear_tf=True)
         train, test = weigh.fit_transform(train), weigh.transform(test)
