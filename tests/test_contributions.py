@@ -216,8 +216,9 @@ def test_a_class_that_is_no_whole_number_is_refused():
 
 
 def test_what_is_no_target_is_refused():
+    run = mlp()
     with pytest.raises(sl.SettingError, match=r"target=None: give a class.*or a function"):
-        contributions(mlp(), "4", None)
+        run.memory.attend(run.model, run.queries).history(None)
 
 
 @pytest.mark.parametrize("function", [lambda output: output, lambda output: output.sum(), lambda output: 3])
