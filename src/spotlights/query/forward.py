@@ -333,7 +333,12 @@ def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
         return numbers
     output = logits_of(output, target)
     count, classes = output.shape
-    index = torch.as_tensor(target, device=output.device)
+    try:
+        index = torch.as_tensor(target, device=output.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingError(
+            f'target={target!r}: give a class, one class for each input, a difference such as "7-9", or a function.'
+        ) from None
     if index.is_floating_point() or index.dtype == torch.bool:
         raise SettingError(f"target={target}: a class is a whole number.")
     if index.ndim > 1 or (index.ndim == 1 and len(index) != count):

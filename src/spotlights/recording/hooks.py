@@ -75,7 +75,7 @@ class ModuleHooks:
     adapter: ModuleAdapter
     maps: dict[str, RecordedMap] = field(default_factory=dict)
     axes: tuple[int, ...] | None = None
-    """Which axes of rows may count the examples (see `Call`), where a network around the module tells."""
+    """Which axes of rows may count the examples (see `Call`), where the surrounding network determines it."""
     in_eval: bool = False
     """Whether calls in eval mode are recorded too."""
 
