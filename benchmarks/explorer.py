@@ -29,6 +29,9 @@ VIEW = """async (query) => {
   while (document.body.dataset.shown !== location.hash) await new Promise(requestAnimationFrame);
   return performance.now() - started;
 }"""
+# The page and its parts, without answers and pictures.
+WEIGHT = """() => performance.getEntries().filter(({ name }) => !name.includes("/api/"))
+  .reduce((sum, { encodedBodySize }) => sum + (encodedBodySize ?? 0), 0)"""
 # Until the new answer stands on the page: the slider moves, the server answers, the bars are drawn.
 MOVE = """async (to) => {
   const slider = document.getElementById("steps-1");
@@ -66,8 +69,11 @@ def main() -> None:
             path = shutil.which("chromium") or shutil.which("google-chrome")
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
+            started = time.perf_counter()
             page.goto(url)
             page.wait_for_function("() => document.body.dataset.shown === location.hash")
+            opened, weight = time.perf_counter() - started, page.evaluate(WEIGHT)
+            print(f"the page opens within {opened:.2f} s; it weighs {weight / 1e3:.0f} kB")
             _say("first view of a query", _views(page))
             _say("move of a mask", _moves(page))
             _map(page, url)

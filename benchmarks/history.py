@@ -1,6 +1,6 @@
 """What a history costs: the demo's network, 784-800-800-10, against one training run of the same steps.
 
-    python benchmarks/history.py                    # 3,000 steps: a quarter of an hour, and 2.6 GB of disk
+    python benchmarks/history.py                    # 3,000 steps: half an hour, and 4 GB of disk
     python benchmarks/history.py --steps 300
 
 One process trains without recording, another one records the same run; then the history of one number, and of sixteen

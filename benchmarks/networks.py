@@ -1,6 +1,7 @@
 """What recording costs for real networks: those of mnist-cnn and aesop-gpt, recorded and unrecorded, side by side.
 
     python benchmarks/networks.py
+    python benchmarks/networks.py --dtype recipe --steps 250        # recipes, with a checkpoint in each turn
 
 Two identical networks train in turns, each in a process of its own, as in benchmarks/recording.py; every layer is
 recorded with its errors. Prints the median over the turns of recorded time / unrecorded time, and the size of the
@@ -84,6 +85,7 @@ def gpt() -> tuple[Run, int, str]:
     return Run(model, adamw(model, settings), steps(), settings.clip), settings.batch * settings.context, "token"
 
 
+RECIPE: dict[str, Any] = {"keep": "recipe", "checkpoint_every": 250}
 NETWORKS: dict[str, Callable[[], tuple[Run, int, str]]] = {"mnist-cnn": cnn, "aesop-gpt": gpt}
 
 
@@ -97,11 +99,14 @@ def recorded(turns: int, *, network: str, steps: int, dtype: str) -> Generator[f
     run, visits, unit = NETWORKS[network]()
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "run.memory"
-        with sl.record(run.model, run.optimizer, path, dtype=dtype) as recorder:
+        options: dict[str, Any] = RECIPE if dtype == "recipe" else {"dtype": dtype}
+        with sl.record(run.model, run.optimizer, path, **options) as recorder:
             for _ in range(turns):
                 yield run.steps(steps, recorder)
         memory = sl.open(path)
         size = memory.info.as_dict()["bytes"] / (visits * memory.steps)
+        if dtype == "recipe":
+            return f"{size / 1e3:.1f} kB for each {unit}"
         numbers = sum(layer.slots * (layer.in_features + layer.out_features) for layer in memory.layers.values())
         everything = 4 * numbers / (visits * memory.steps)
     return f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB"

@@ -4,12 +4,12 @@
 
 Three identical networks train in turns, some steps each and each in a process of its own, so that whatever else the
 machine does hits all of them. One is unrecorded, of the others the LSTM is recorded: with keys and errors; with keys
-alone (`errors=False`). All train to the same bits. A recorded turn ends when all of it is on disk. `characters` is
-nearly all LSTM; `words` has a vocabulary of 33,278 and the losses and embeddings that go with it. How much time the
-system takes to find memory differs from process to process (words, unrecorded: 77 ms a step in one, 120 in the next),
-so each network is trained in several, one after the other; with `--kept` all of them tell the allocator to keep what is
-freed, as the language experiments do. Prints the median over the turns of recorded time / unrecorded
-time.
+alone (`errors=False`). With `--network characters --arm recipe --steps 250` it is a recipe of all layers. All train to
+the same bits. A recorded turn ends when all of it is on disk. `characters` is nearly all LSTM; `words` has a vocabulary
+of 33,278 and the losses and embeddings that go with it. How much time the system takes to find memory differs from
+process to process (words, unrecorded: 77 ms a step in one, 120 in the next), so each network is trained in several, one
+after the other; with `--kept` all of them tell the allocator to keep what is freed, as the language experiments do.
+Prints the median over the turns of recorded time / unrecorded time.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Run:
         for text in drawn:
             text = text.reshape(shape)
             if recorder is not None:
-                recorder.batch(token=text[:-1].T)
+                recorder.batch(example=torch.arange(model.batch), token=text[:-1].T)
             for optimizer in (self.dense, self.sparse):
                 if optimizer is not None:
                     optimizer.zero_grad()
@@ -106,7 +106,11 @@ class Run:
         return time.perf_counter() - start
 
 
-ARMS: dict[str, dict[str, Any]] = {"keys and errors": {}, "keys alone": {"errors": False}}
+ARMS: dict[str, dict[str, Any]] = {
+    "keys and errors": {},
+    "keys alone": {"errors": False},
+    "recipe": {"keep": "recipe", "checkpoint_every": 250},
+}
 
 
 def unrecorded(turns: int, *, network: str, kept: bool, steps: int) -> Generator[float, None, None]:
@@ -117,11 +121,10 @@ def unrecorded(turns: int, *, network: str, kept: bool, steps: int) -> Generator
 
 def recorded(turns: int, *, network: str, kept: bool, steps: int, dtype: str, arm: str) -> Generator[float, None, None]:
     run = Run(network, kept=kept)
+    options = ARMS[arm] if arm == "recipe" else {"layers": "lstm.l0", "dtype": dtype, **ARMS[arm]}
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
-        sl.record(
-            run.model, run.dense, Path(folder) / "run.memory", layers="lstm.l0", dtype=dtype, **ARMS[arm]
-        ) as recorder,
+        sl.record(run.model, run.dense, Path(folder) / "run.memory", **options) as recorder,
     ):
         for _ in range(turns):
             yield run.steps(steps, recorder)
@@ -145,7 +148,7 @@ if __name__ == "__main__":
     parser.add_argument("--kept", action="store_true")
     parser.add_argument("--dtype", nargs="*", default=["float32", "float16"])
     parser.add_argument("--network", nargs="*", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--arm", nargs="*", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arm", nargs="*", choices=ARMS, default=["keys and errors", "keys alone"])
     given = parser.parse_args()
     for text in given.network:
         for name in given.dtype:

@@ -37,7 +37,10 @@ def _seeds() -> None:
     torch.manual_seed(0)
 
 
-LONGEST = ("report", "explorer_page", "update_rules", "layers", "networks_experiments", "memory_format", "crash_safety")
+LONGEST = (
+    *("report", "explorer_page", "buckets", "update_rules", "networks_experiments", "gallery", "demo", "layers"),
+    *("memory_format", "crash_safety"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from playwright.sync_api import BrowserContext, Page
 
 import spotlights as sl
 import training
+from browsing import compared, logits, opened, point, shown, watched
 from demos import small_demo
 from explorers import coloured, digits, first, get, reader_run, speller
 from spotlights.explorer import Served
@@ -54,45 +55,8 @@ def page(tab: tuple[Page, list[str]], of_digits: Served) -> Iterator[Page]:
     assert wrong == []
 
 
-def watched(browser: BrowserContext, served: Served) -> tuple[Page, list[str]]:
-    """A new tab, and what goes wrong in it: console errors, requests to elsewhere."""
-    page, wrong = browser.new_page(), []
-    page.set_viewport_size({"width": 1280, "height": 800})
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
-    return page, wrong
-
-
-@contextmanager
-def opened(browser: BrowserContext, served: Served, state: str = "") -> Iterator[Page]:
-    """The page in a tab of its own."""
-    page, wrong = watched(browser, served)
-    try:
-        page.goto(served.url + state)
-        yield page
-    finally:
-        page.close()
-    assert wrong == []
-
-
-def shown(page: Page, condition: str = "true") -> None:
-    page.wait_for_function(f"() => document.body.dataset.shown === location.hash && ({condition})")
-
-
-def compared(page: Page, mask: str) -> None:
-    page.wait_for_function("mask => (document.body.dataset.compared ?? '').startsWith(mask)", arg=mask)
-
-
 def audited(page: Page, example: int) -> None:
     page.wait_for_function("example => document.body.dataset.audited === example", arg=str(example))
-
-
-def logits(page: Page) -> list[float]:
-    return [
-        float(value)
-        for value in page.locator("#outputs [data-logit]").evaluate_all("all => all.map(e => e.dataset.logit)")
-    ]
 
 
 def masked_by_library(**conditions) -> torch.Tensor:
@@ -118,9 +82,8 @@ def brush(page: Page) -> None:
 
 
 def test_choose_see_brush_mask(browser, of_digits: Served):
-    with opened(browser, of_digits) as page:
+    with opened(browser, of_digits, f"#q=test%3A{first()}") as page:
         shown(page)
-        assert f"q=test%3A{first()}" in page.url
         said = page.inner_text("#said")
         assert said == str(int(digits().opened.model(digits().subject.inputs.batch([0])).argmax()))
         page.wait_for_selector(".badge.yes")
@@ -181,20 +144,6 @@ def test_hovering_a_picture_marks_its_visits_in_time(page: Page):
     page.wait_for_function("before => document.querySelectorAll('#time path').length > before", arg=before)
     page.mouse.move(0, 0)
     page.wait_for_function("before => document.querySelectorAll('#time path').length === before", arg=before)
-
-
-def point(page: Page, selector: str, place: int) -> None:
-    """Moves the mouse over a part of a chart that may be drawn again meanwhile: Playwright's hover would refuse it."""
-    found = page.wait_for_function(
-        """([selector, place]) => {
-            const part = document.querySelectorAll(selector)[place];
-            part?.scrollIntoView({ block: "center" });
-            const { x, y, width, height } = part?.getBoundingClientRect() ?? {};
-            return width && [x + width / 2, y + height / 2];
-        }""",
-        arg=[selector, place],
-    )
-    page.mouse.move(*found.json_value())
 
 
 def test_hovering_every_part_of_every_chart_of_the_answer_does_no_harm(page: Page):

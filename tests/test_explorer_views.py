@@ -223,3 +223,12 @@ def test_an_answer_that_was_lost_names_who_took_it_and_shows_them():
         if lost:
             return
     raise AssertionError("no answer was lost")
+
+
+def test_a_notebook_shows_which_layers_can_be_asked():
+    memory, model = exact_run()
+    spot = memory.attend(model, torch.randn(3, 5, dtype=torch.float64))
+    for shown, layers in ((spot, list(spot)), (spot["2"], ["2"])):
+        page = shown._repr_html_()
+        assert all(f">{layer}<" in page for layer in layers)
+        assert f">{spot['2'].recorded.slots:,}<" in page

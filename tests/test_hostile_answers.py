@@ -8,16 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import spotlights as sl
 from corruption import restated
+from spotlights.memory.format.tensors import lay_out
 from spotlights.results import TablePage, write_rows
 from test_joint import Run
 from test_rewinding import PLAIN, TRAININGS
+from tortured import KINDS
 from training import same, state
 
 ROW: dict[str, Any] = {"example": 1, "decision": "keep", "given": None, "label": None}
@@ -202,3 +206,18 @@ def test_a_memory_that_does_not_fit_leaves_the_network_and_the_optimizer_as_they
         sl.open(tmp_path / "a.memory").rewind(model, optimizer, without="example=17")
     assert same(state(model), before)
     assert optimizer.state_dict() == options
+
+
+def test_an_optimizer_state_of_one_number_is_named_before_slots_are_computed(tmp_path: Path) -> None:
+    kind = KINDS["recipe of adam"]
+    kind.train(tmp_path / "a.memory", stop=6)
+    segment = sorted((tmp_path / "a.memory" / "segments").iterdir())[-1]
+    tensors = safetensors.numpy.load(segment.read_bytes())
+    state = "/recipe/optimizer/0.weight"
+    tensors[f"{state}/exp_avg"] = tensors.pop(f"{state}/step")
+    beginning, blocks, _ = lay_out({name: [array] for name, array in tensors.items()})
+    segment.write_bytes(b"".join([beginning, *(np.ascontiguousarray(block).tobytes() for block in blocks)]))
+    manifest = tmp_path / "a.memory" / "memory.json"
+    manifest.write_bytes(restated(manifest.read_bytes(), manifest.parent, segment))
+    with pytest.raises(sl.MemoryFormatError, match="a recipe that step"):
+        len(kind.open(tmp_path / "a.memory"))

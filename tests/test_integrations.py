@@ -36,6 +36,21 @@ def assert_examples_are_right(memory: sl.Memory, epochs: int) -> None:
 # -- transformers -----------------------------------------------------------------------------
 
 
+def test_after_a_training_of_transformers_that_raised_the_next_one_is_recorded(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from spotlights.integrations.transformers import SpotlightsCallback
+
+    class Raising(transformers.TrainerCallback):
+        def on_step_end(self, *args: Any, **others: Any) -> None:
+            raise ArithmeticError
+
+    callback = SpotlightsCallback(tmp_path / "run.memory", overwrite=True)
+    with pytest.raises(ArithmeticError):
+        hugging_face(tmp_path, [callback, Raising()])
+    model, _ = hugging_face(tmp_path, [callback])
+    assert sl.open(tmp_path / "run.memory").verify(model).ok
+
+
 class Texts(Dataset):
     def __len__(self) -> int:
         return COUNT

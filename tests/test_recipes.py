@@ -474,3 +474,65 @@ def test_a_recipe_killed_at_random_moments_opens_verifies_and_resumes(tmp_path: 
     assert memory.recomputed == 0.0
     assert memory.verify(model).ok
     assert len(memory) == 4 * STEPS
+
+
+class Mixed(nn.Module):
+    """Multiplies with a gate and a matrix: modules that adapters know, or parameters that none knows."""
+
+    def __init__(self, known: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.head = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
+        gate, matrix = nn.Conv1d(6, 6, 1, groups=6, bias=False), nn.Linear(6, 6, bias=False)
+        self.known = known
+        self.gate = gate if known else nn.Parameter(gate.weight.detach().flatten())
+        self.matrix = matrix if known else nn.Parameter(matrix.weight.detach().T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.inner(x))
+        gated = self.gate(x[..., None])[..., 0] if self.known else x * self.gate
+        return self.head(torch.tanh(self.matrix(gated) if self.known else gated @ self.matrix))
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_history_through_parameters_without_an_adapter_names_the_examples(tmp_path: Path, adam: bool) -> None:
+    """As through modules that have an adapter, to 1e-9; a loss for each example has to be given."""
+    x, y = examples()
+    ids = torch.randint(len(x), (12, 2, 4), generator=torch.Generator().manual_seed(5))
+    found = []
+    for known in (True, False):
+        model = Mixed(known).double()
+        optimizer = torch.optim.AdamW(model.parameters()) if adam else sgd(model, momentum=0.9)
+        with sl.record(model, optimizer, tmp_path / str(known), **({} if known else RECIPE)) as recorder:
+            for step in ids:
+                optimizer.zero_grad()
+                for batch in step:
+                    recorder.batch(example=batch, label=y[batch])
+                    F.cross_entropy(model(x[batch]), y[batch]).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+        for one_each in [None] if known else [True, False]:
+
+            def loss(model: nn.Module, ids: Tensor, one_each: bool | None = one_each) -> Tensor:
+                return F.cross_entropy(model(x[ids]), y[ids], reduction="none" if one_each else "mean")
+
+            again = {} if known else {"model": model, "recompute": loss}
+            memory = sl.open(tmp_path / str(known), **again)
+            history = memory.attend(model, x[:2]).history({"1": 1, "2-0": "2-0"})
+            assert float(history.error.max()) < 1e-9
+            if one_each is False:
+                assert "no example's" in str(history.note)
+                assert None in history.totals("example").groups
+                continue
+            found.append(history)
+            view = memory.where(label=int(y[ids[0, 0, 0]])).attend(model, x[:2]).history("2-0")
+            assert float(view.error.max()) < 1e-9
+            found.append(view)
+    known, known_view, unknown, unknown_view = found
+    for one, other in ((known, unknown), (known_view, unknown_view)):
+        expected, made = one.totals("example"), other.totals("example")
+        for group, values in zip(expected.groups, expected.values.T, strict=True):
+            assert torch.allclose(made.values[:, made.groups.index(group)], values, rtol=1e-9, atol=1e-12), group
+        assert torch.allclose(one.total(), other.total(), rtol=1e-9, atol=1e-12)
+    assert "parameters without an adapter" in unknown.by_layer().groups
+    assert [row["example"] for row in unknown.top(3).rows(0)] == [row["example"] for row in known.top(3).rows(0)]

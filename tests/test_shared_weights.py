@@ -194,11 +194,12 @@ def test_a_module_that_uses_f_linear_on_its_own_parameters_is_exact(known, optim
     assert F.linear is plain, "the function is what it was"
 
 
-def test_without_the_adapter_such_parameters_have_no_slots_of_examples():
+def test_without_the_adapter_the_matrices_are_found_and_the_bias_has_no_slots_of_examples():
     model = fill(nn.Sequential(Own(), nn.Linear(3, 2))).double()
     inputs = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     memory, _ = recorded(model, inputs, "sgd")
-    assert [name for name, layer in memory.layers.items() if layer.kind == "parameter"] == ["0.up", "0.shift", "0.down"]
+    kinds = {name: layer.kind for name, layer in memory.layers.items()}
+    assert kinds == {"0.shift": "parameter", "0.up": "product", "0.down": "product", "1": "linear"}
     assert memory.verify(model).ok
 
 

@@ -79,48 +79,27 @@ __all__ = [
 ]
 
 # Names are imported when first used: `spotlights --help` and the errors need no torch.
-_HOMES = {
-    "AskMeans": "spotlights.query",
-    "AskTop": "spotlights.query",
-    "AskTotals": "spotlights.query",
-    "Attention": "spotlights.query",
-    "Contributions": "spotlights.query",
-    "History": "spotlights.query",
-    "Influence": "spotlights.query",
-    "Spotlights": "spotlights.query",
-    "DualLinear": "spotlights.dual",
-    "dot_attention": "spotlights.dual_form",
-    "Decisions": "spotlights.decisions",
-    "MemoryExistsError": "spotlights.errors",
-    "MemoryFormatError": "spotlights.errors",
-    "RecordingStoppedWarning": "spotlights.errors",
-    "ResumeError": "spotlights.errors",
-    "SettingError": "spotlights.errors",
-    "ShapeMismatchError": "spotlights.errors",
-    "SpotlightsError": "spotlights.errors",
-    "SpotlightsWarning": "spotlights.errors",
-    "StoreError": "spotlights.errors",
-    "TooLargeError": "spotlights.errors",
-    "UnknownNameError": "spotlights.errors",
-    "UnsupportedError": "spotlights.errors",
-    "FunctionalLinear": "spotlights.layers",
-    "LayerAdapter": "spotlights.layers",
-    "register_layer": "spotlights.layers",
-    "Mask": "spotlights.query.masks",
-    "Merged": "spotlights.query.parts",
-    "RunsInfluence": "spotlights.query.runs",
-    "influence": "spotlights.query.runs",
-    "Shard": "spotlights.query.parts",
-    "Memory": "spotlights.api",
-    "observe": "spotlights.api",
-    "open": "spotlights.api",
-    "Recorder": "spotlights.recording",
-    "Rewound": "spotlights.rewinding",
-    "record": "spotlights.recording",
-    "MarkedText": "spotlights.explorer.views",
-    "Drawing": "spotlights.subject",
-    "Subject": "spotlights.subject",
+_NAMES = {
+    "spotlights.api": "Memory observe open",
+    "spotlights.decisions": "Decisions",
+    "spotlights.dual": "DualLinear",
+    "spotlights.dual_form": "dot_attention",
+    "spotlights.errors": (
+        "MemoryExistsError MemoryFormatError RecordingStoppedWarning ResumeError SettingError "
+        "ShapeMismatchError SpotlightsError SpotlightsWarning StoreError TooLargeError UnknownNameError "
+        "UnsupportedError"
+    ),
+    "spotlights.explorer.views": "MarkedText",
+    "spotlights.layers": "FunctionalLinear LayerAdapter register_layer",
+    "spotlights.query": "AskMeans AskTop AskTotals Attention Contributions History Influence Spotlights",
+    "spotlights.query.masks": "Mask",
+    "spotlights.query.parts": "Merged Shard",
+    "spotlights.query.runs": "RunsInfluence influence",
+    "spotlights.recording": "Recorder record",
+    "spotlights.rewinding": "Rewound",
+    "spotlights.subject": "Drawing Subject",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

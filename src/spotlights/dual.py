@@ -20,7 +20,8 @@ from spotlights.query.forward import find_map, find_transposed_use
 from spotlights.query.weights import slot_outputs, untaught_part, view_parameters
 
 _FAR = 30.0
-"""So many times as large as in the trained network: far outside what it ever computed."""
+"""So many times as large as in the trained network: far outside what it ever computed. `benchmarks/masks.py` measures
+what masks do: answers may be out of range from 4 times on, without a warning (docs/questions.md)."""
 
 
 class Far:

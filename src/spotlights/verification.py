@@ -68,7 +68,7 @@ class Check:
 
         A change of that size cannot be judged better: what the slots make up was rounded away, or rounded up.
         """
-        if self.change_error <= self.tolerance or not self.slots:
+        if self.change_error <= self.tolerance or (self.unexplained_steps and not self.slots):
             return False
         return self.relative_error <= self.weights_rounding
 
@@ -83,7 +83,7 @@ class Check:
             yield f"{at_steps(NOT_EXPLAINED, self.unexplained_steps)}; {worst}. Likely {CAUSES}"
         for reason, steps in self.moved.items():
             yield at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else "")
-        if not self.slots and self.change_error > 0:
+        if not self.slots and not self.ok:
             yield "the layer has no slots, and its weights have changed"
         elif self.within_rounding:
             yield "training changed so little that rounding of the weights hides what is missing of it"

@@ -423,7 +423,7 @@ def _one_rank(rank: int, ranks: int, folder: Path) -> None:
 def of_ranks(folder: Path, ranks: int = 2) -> Plain:
     """Two processes that train one network, each with its share of every batch."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "spotlights"])
+    context.set_forkserver_preload(["torch", "spotlights.api", "spotlights.recording"])
     with ProcessPoolExecutor(ranks, mp_context=context) as pool:
         started = [pool.submit(_one_rank, rank, ranks, folder) for rank in range(ranks)]
         for each in started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import random
@@ -22,7 +21,7 @@ import spotlights as sl
 from buckets import SECRET, new_bucket
 from spotlights.memory import files
 from spotlights.memory.store import BucketStore, Cache, bucket, store_at
-from training import EXACT, FEATURES, assert_exact, distance, examples, network, same, sgd, state, train
+from training import EXACT, FEATURES, assert_exact, distance, examples, network, processes, same, sgd, state, train
 
 pytest.importorskip("obstore", reason="obstore is not installed (pip install 'spotlights[cloud]')")
 
@@ -440,7 +439,8 @@ KILLS = int(os.environ.get("SPOTLIGHTS_BUCKET_KILLS", "3"))
 """`make bucket-kills` has 100."""
 
 
-def _record_until_killed(address: str, start: int, done: Any) -> None:
+def _record_until_killed(address: str, start: int, done: Any, environment: dict[str, str]) -> None:
+    os.environ |= environment  # the server of forks may be older than the bucket's credentials
     done.release()
     run(address, start, resume=True, segment_bytes=1000, after_step=lambda step: done.release())
     time.sleep(60)  # if the kill comes late, it still comes
@@ -449,15 +449,14 @@ def _record_until_killed(address: str, start: int, done: Any) -> None:
 def test_a_run_killed_at_random_moments_is_always_readable_and_resumable():
     """kill -9 of a process that records to a bucket. The next one resumes from a step that the last one left."""
     address, chance, start, seen = str(new_bucket("s3")), random.Random(7), 0, []
-    weights = [state(network())]
+    weights, context = [state(network())], processes()
     model = network()
     train(
         model, sgd(model, momentum=0.9, weight_decay=0.01), STEPS, after_step=lambda step: weights.append(state(model))
     )
     for kill in range(KILLS):
-        context = multiprocessing.get_context("spawn")  # a server of forks may be older than the bucket's credentials
         done = context.Semaphore(0)
-        process = context.Process(target=_record_until_killed, args=(address, start, done))
+        process = context.Process(target=_record_until_killed, args=(address, start, done, dict(os.environ)))
         process.start()
         for _ in range(chance.randint(1, STEPS - start + 1)):  # so many steps, and some more time for the bucket
             assert done.acquire(timeout=600), "the recording process does not get on"

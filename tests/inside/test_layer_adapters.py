@@ -18,9 +18,9 @@ from spotlights.dual_form import linear_map, outer_sum
 from spotlights.layers import (
     ADAPTERS,
     Call,
-    FunctionalAdapter,
     LayerAdapter,
     ModuleAdapter,
+    WatchingAdapter,
     adapter_for,
     adapter_named,
 )
@@ -446,7 +446,7 @@ def test_rows_of_recurrent_modules_are_the_gradients_for_any_shape_and_options(d
 def test_every_adapter_keeps_the_contract():
     contracts = [*ModuleContract.__subclasses__(), *AdapterContract.__subclasses__()]
     tested = {contract.adapter.kind for contract in contracts if contract is not AdapterContract}
-    called = [adapter for adapter in ADAPTERS if not isinstance(adapter, FunctionalAdapter)]
+    called = [adapter for adapter in ADAPTERS if not isinstance(adapter, WatchingAdapter)]
     known = {adapter.kind for adapter in called if not adapter.last_resort}  # for which no call is needed
     assert tested == known, "write a contract test for the new kind of layer"
     assert adapter_named("convolution of the second kind") is None

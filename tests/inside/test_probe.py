@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spotlights as sl
-from spotlights.recording.layer import Probe
+from spotlights.recording.probe import Probe
 
 
 class Tied(nn.Module):

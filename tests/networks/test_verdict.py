@@ -396,6 +396,20 @@ def next_token(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> 
     turn(optimizer, F.cross_entropy(logits.flatten(0, 1), TEXTS[IDS, 1:].flatten()))
 
 
+def test_a_look_at_a_part_of_the_network_does_not_change_which_layer_answers(tmp_path):
+    torch.manual_seed(0)
+    model, inputs, labels = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.randn(9, 4), torch.randint(3, (9,))
+
+    def step(model, optimizer, recorder, number):
+        recorder.batch(example=torch.arange(9))
+        loss = F.cross_entropy(model(inputs), labels)
+        model[0](inputs)  # for a plot, say
+        turn(optimizer, loss)
+
+    memory = run(model, sgd(), tmp_path / "m", step).memory
+    assert memory.suspects(3).layer == "1"
+
+
 def test_suspects_of_a_tied_language_model_use_its_output_layer(tmp_path):
     done = run(TiedGpt(), adam(), tmp_path / "m", next_token)
     suspects = done.memory.suspects(3)

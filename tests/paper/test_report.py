@@ -29,6 +29,7 @@ from spotlights_paper.report.tables import (
     mask_rows,
     table_1_rows,
 )
+from spotlights_paper.report.test_set_figures import plot_heat_maps
 
 pytestmark = pytest.mark.usefixtures("load_once")
 
@@ -64,6 +65,20 @@ def test_the_page_needs_no_network_and_no_other_file(page: Path) -> None:
     assert "http" not in without_images.replace("<meta http-equiv=", "")
     assert "<script" not in without_images
     assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', without_images))
+
+
+def test_the_page_opens_with_its_pictures(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.index("<figure") < text.index("<table")
+
+
+def test_a_heat_map_of_shares_says_what_chance_would_be() -> None:
+    names = [str(number) for number in range(10)]
+    shares = np.full((10, 10), 0.05) + 0.5 * np.eye(10)
+    figure = plot_heat_maps({"fc": shares}, rows=names, columns=names, labels=("of", "by"), signed=False)
+    bar = figure.axes[-1]
+    assert [float(line.get_ydata()[0]) for line in bar.lines] == pytest.approx([0.1])  # type: ignore[index]
+    assert [text.get_text() for text in bar.texts] == ["chance, 10 %"]
 
 
 def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from spotlights._version import __version__
-from spotlights.cli import commands
+from spotlights.cli import commands, views
 from spotlights.cli.options import app
 
-__all__ = ["app", "commands"]
+__all__ = ["app", "commands", "views"]
 
 
 def _version(wanted: bool) -> bool:

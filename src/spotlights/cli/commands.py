@@ -22,7 +22,7 @@ from spotlights.cli.options import (
     waiting,
     write_table,
 )
-from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path
+from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path, other_subject
 from spotlights.errors import SettingError
 from spotlights.explorer import Served
 from spotlights.selections import id_range, read_selections, where_any
@@ -357,7 +357,8 @@ def explore(
     """Open the explorer: a local web page. Ctrl-C stops it."""
     with waiting("Opening"):
         first = find_subject(memory, subject)
-        served = Served(first, other=_other(first, compare, subject), host=host, port=port)
+        other = None if compare is None else other_subject(first, compare, subject)
+        served = Served(first, other=other, host=host, port=port)
     gc.freeze()  # torch and its kind stay: walking through them in the middle of an answer takes 150 ms
     print_json({"url": served.url}) if as_json else typer.echo(f"{served}\nCtrl-C stops it.")
     if browser:
@@ -382,10 +383,3 @@ def export(
         about = find_subject(memory, subject)
         page = about.page(query, view=view, layer=layer, measure=measure, target=target).save(out)
     print_json({"page": str(page), "bytes": page.stat().st_size}) if as_json else typer.echo(page)
-
-
-def _other(first: Any, memory: Path | None, subject: str | None) -> Any:
-    """The subject of a memory to compare with: the same one, unless the run has a subject of its own."""
-    if memory is None:
-        return None
-    return (known_subject(memory, None) if subject is None else None) or first.at(memory_path(memory))

@@ -67,6 +67,11 @@ def memory_path(path: Path) -> Path:
     return path if subject is None else subject.path
 
 
+def other_subject(first: sl.Subject, memory: Path, named: str | None) -> sl.Subject:
+    """The subject of a memory to compare with: the same one, unless the run has a subject of its own."""
+    return (known_subject(memory, None) if named is None else None) or first.at(memory_path(memory))
+
+
 def load_subject(named: str) -> sl.Subject:
     """The subject that `FILE.py:NAME` or `module:name` names, or that the function of this name returns."""
     source, colon, name = named.rpartition(":")

@@ -14,7 +14,7 @@ from torch import Tensor
 import spotlights as sl
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.queries import KINDS, Kind, numbers_of, run
+from spotlights.explorer.queries import KINDS, Kind, numbers_of, read_query, run
 from spotlights.explorer.views import as_json
 from spotlights.figures import palette
 
@@ -56,8 +56,9 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "classes": subject.class_names((inputs.sources or [None])[0]),
         "examples": examples,
         "visits": not memory.folded,
+        "times": not memory.folded and not memory.observed,
         "audit": examples and not memory.folded and memory.has_errors,
-        "history": not memory.folded and bool(known["contributions"]),
+        "history": bool(known["contributions"]),
         "map": examples,
         "other": explorer.other is not None,
         "training_queries": subject.example_input is not None and examples,
@@ -127,13 +128,26 @@ def _measures(explorer: Explorer) -> list[Kind]:
     """What this memory can answer."""
     memory = explorer.opened.memory
     examples = "example" in memory.columns
-    exact = memory.info.as_dict()["contributions"] and explorer.subject.kernel == "dot"
+    exact = explorer.subject.kernel == "dot" and (memory.info.as_dict()["contributions"] or _estimates(explorer))
     kinds = [
         kind
         for kind in KINDS.values()
         if (exact or not kind.signed or (kind.estimate and memory.observed)) and (examples or not kind.estimate)
     ]
     return [KINDS["score"]] if memory.folded else kinds
+
+
+def _estimates(explorer: Explorer) -> bool:
+    """Whether a sample of the slots is enough to estimate contributions, which depends on the optimizer."""
+    if not explorer.opened.memory.sampled:
+        return False
+    query = read_query(explorer.subject, f"test:{explorer.inputs.ids[0]}")
+    spot = explorer.attend(query)
+    try:
+        spot[explorer.answering_layer(query)].contributions(query.target(spot.output, (0,)))
+    except UnsupportedError:
+        return False
+    return True
 
 
 # -- test inputs ------------------------------------------------------------------------------

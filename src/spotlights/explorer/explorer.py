@@ -198,7 +198,8 @@ class Explorer:
         try:
             opened.masks = memory.masks(model, list(opened.groups))
         except SpotlightsError as error:
-            opened.no_masks = FOLDED if memory.folded else str(error)
+            why = str(error).replace(memory.info.as_dict()["path"], "This memory")
+            opened.no_masks = FOLDED if memory.folded else why
         if self._prepare:
             threading.Thread(target=self.prepare, args=(opened,), daemon=True).start()
         return opened

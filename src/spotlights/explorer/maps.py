@@ -77,6 +77,8 @@ def _places(explorer: Explorer, layer: str, count: int) -> KeyMap:
     mean = some.mean(dim=0)
     _, sizes, directions = torch.pca_lowrank(some - mean, q=min(count + 4, *some.shape), center=False, niter=4)
     directions = torch.nn.functional.pad(directions, (0, max(0, 2 - directions.shape[1])))[:, :count]
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    directions = torch.where(largest < 0, -directions, directions)  # a mirrored map is the same map: always show one
     variance = float((some - mean).square().sum()) or 1.0
     explained = float(sizes[:2].square().sum()) / variance
     reduced = (keys - mean) @ directions
@@ -153,6 +155,20 @@ def described(explorer: Explorer, layer: str, column: str | None, projection: st
 
 def lamp(explorer: Explorer, query: Query, wanted: Wanted, projection: str) -> dict[str, Any]:
     """Where the query lies on a layer's map, and the value that each point has for it."""
+    _, facts, values = _lit(explorer, query, wanted, projection)
+    return {**facts, "values": _bytes(values.float().numpy())}
+
+
+def rows(explorer: Explorer, query: Query, wanted: Wanted, projection: str) -> tuple[dict[str, Any], list[Any]]:
+    """The same as rows of a table, one for each example."""
+    key_map, facts, values = _lit(explorer, query, wanted, projection)
+    points = zip(key_map.examples.tolist(), key_map.places.tolist(), values.tolist(), strict=True)
+    return facts, [{"example": example, "x": x, "y": y, "value": value} for example, (x, y), value in points]
+
+
+def _lit(
+    explorer: Explorer, query: Query, wanted: Wanted, projection: str
+) -> tuple[KeyMap, dict[str, Any], Float[Tensor, "points"]]:
     key_map, seen = places_of(explorer, wanted.layer, projection), values_of(explorer, query, wanted)
     totals = seen.totals("example")[0]
     known = {example: place for place, example in enumerate(totals.groups)}
@@ -162,8 +178,7 @@ def lamp(explorer: Explorer, query: Query, wanted: Wanted, projection: str) -> d
     row = query.row(len(attention.queries))
     queries = attention.queries if row is None else attention.at(row).queries
     here = queries.dense() if not isinstance(queries, Tensor) else queries
-    place = key_map.place(here.float().mean(dim=0))
-    return {**seen.facts(), "place": place, "values": _bytes(values.float().numpy())}
+    return key_map, {**seen.facts(), "place": key_map.place(here.float().mean(dim=0))}, values
 
 
 def _bytes(numbers: np.ndarray) -> str:

@@ -116,7 +116,7 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
         reply = answer(explorer, "layer", layer)
         examples = {row["example"] for row in [*reply["top"], *(reply["bottom"] or [])] if "example" in row}
         yield "tokens", {**look, **({"examples": ",".join(map(str, sorted(examples)))} if examples else {})}
-    if run["visits"]:
+    if run["times"]:
         yield "time", look
     for part in _parts(explorer, run, look, columns, by):
         yield "layer", {**look, "by": by, "where": part, "top": TILES}
@@ -134,7 +134,7 @@ def _parts(explorer: Explorer, run: dict[str, Any], look: dict[str, Any], column
     for column in columns:
         rows = sorted(reply["totals"][column], key=lambda row: -abs(row["total"]))
         yield from (format_selections([{column: row["value"]}]) for row in rows[:MOST_PARTS])
-    if run["visits"]:
+    if run["times"]:
         times = answer(explorer, "time", look)
         size = math.ceil(len(times["totals"]) / STRETCHES)
         starts = [*times["starts"][::size], times["steps"]]

@@ -61,6 +61,7 @@ class SpotlightsCallback(TrainerCallback):
                 "SpotlightsCallback records runs in one process, not this one.", SpotlightsWarning, stacklevel=2
             )
             return
+        self._close(RuntimeError)  # of a training that raised: the Trainer tells nobody
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # accelerate wraps it
         if isinstance(loader.dataset, IterableDataset):
             warnings.warn("Items without positions: slots have no example.", SpotlightsWarning, stacklevel=2)
@@ -84,8 +85,11 @@ class SpotlightsCallback(TrainerCallback):
             self.recorder.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._close(None)
+
+    def _close(self, raised: type[BaseException] | None) -> None:
         if self.recorder is not None:
-            self.recorder.__exit__(None)
+            self.recorder.__exit__(raised)
             self.recorder = None
             self._hook.remove()
 

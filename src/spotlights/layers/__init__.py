@@ -19,10 +19,11 @@ from spotlights.layers.adapter import (
 from spotlights.layers.attention import AttentionAdapter
 from spotlights.layers.convolution import ConvolutionAdapter, TransposedConvolutionAdapter
 from spotlights.layers.embedding import EmbeddingAdapter, EmbeddingBagAdapter
-from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear
+from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear, Report, WatchingAdapter
 from spotlights.layers.linear import BilinearAdapter, LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import NORMS
 from spotlights.layers.parameter import ParameterAdapter, ParameterCall
+from spotlights.layers.products import ProductAdapter
 from spotlights.layers.recurrent import RECURRENT
 
 ADAPTERS += [
@@ -36,6 +37,7 @@ ADAPTERS += [
     EmbeddingBagAdapter(),
     BilinearAdapter(),
     *RECURRENT,
+    ProductAdapter(),
     ParameterAdapter(),
 ]
 
@@ -49,6 +51,8 @@ __all__ = [
     "ModuleAdapter",
     "ParameterAdapter",
     "ParameterCall",
+    "Report",
+    "WatchingAdapter",
     "WeightPart",
     "adapter_for",
     "adapter_named",

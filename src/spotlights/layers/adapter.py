@@ -36,11 +36,11 @@ from spotlights.torch_internals import COMPILED_FROM, COMPILER
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A parameter that a map uses, or some rows of one."""
+    """A parameter that a map uses, some rows of one, or a matrix of a stack."""
 
     parameter: nn.Parameter
-    rows: slice | None = None
-    """Which rows; None for all."""
+    rows: slice | int | None = None
+    """Which rows, or which matrix; None for all."""
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """These rows of the parameter, of its gradient, or of any tensor of that shape; a view."""
@@ -53,7 +53,7 @@ class WeightPart:
     @property
     def identity(self) -> tuple[int, int | None]:
         """Equal for parts that are the same numbers."""
-        return id(self.parameter), None if self.rows is None else self.rows.start
+        return id(self.parameter), self.rows.start if isinstance(self.rows, slice) else self.rows
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,8 @@ class ModuleAdapter(ABC):
 
     last_resort: ClassVar[bool] = False
     """Only for parameters that no other adapter knows."""
+    products: ClassVar[bool] = False
+    """Where its maps were not seen at work, the step's gradient is recorded as it is."""
     sparse_keys: ClassVar[bool] = False
     """Keys are `SparseRows`: token numbers."""
     used_outside: ClassVar[bool] = False

@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -125,7 +126,36 @@ def watch_outside(module: nn.Linear, use: Callable[[Tensor, Tensor], Tensor]) ->
     return watch
 
 
-class FunctionalAdapter(ModuleAdapter):
+Report = Callable[[str, Call | None, Tensor], Tensor | None]
+"""Told of a use of a map: its name, the call, and the output; returns the output to continue with, None for the same.
+
+Without a call, it is a use of the parameter of this name that nobody understands."""
+Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a function to one that may be a hook."""
+
+
+class WatchingAdapter(ModuleAdapter):
+    """For modules whose uses of their weights are seen where they happen, and not in what the module returns."""
+
+    @abstractmethod
+    def watched(
+        self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
+    ) -> list[Any]:
+        """Reports the uses of these maps of a module; returns handles.
+
+        Args:
+            module: that uses them.
+            names: of the maps.
+            report: told of each use.
+            guard: keeps errors of hooks away from training.
+            attached: makes a hook that copies of the module do not have.
+        """
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+        raise NotImplementedError("the uses of these weights are reported, not the forward of their module")
+
+
+class FunctionalAdapter(WatchingAdapter):
     """For modules that use weights by `F.linear(input, weight, bias)`."""
 
     axes: ClassVar[tuple[int, ...] | None] = None
@@ -161,8 +191,19 @@ class FunctionalAdapter(ModuleAdapter):
             for name, (weight, bias) in self.weights(module).items()
         }
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        raise NotImplementedError("F.linear reports the uses of these weights, not the forward of their module")
+    def watched(
+        self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
+    ) -> list[Any]:
+        def note(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor | None:
+            return report(name, self.use(module, name, input, rows), output)
+
+        noted, weights = guard(note), self.weights(module)
+
+        def use(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor:
+            instead = noted(name, input, output, rows)
+            return output if instead is None else instead
+
+        return [watch(weights[name][0], partial(use, name)) for name in names]
 
 
 class FunctionalLinear(FunctionalAdapter):

@@ -19,9 +19,11 @@ import contextlib
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,6 +97,8 @@ class MemoryReader:
 
     local = False
     """Whether other machines cannot open the slots by the memory's address."""
+    passes: Callable[[int], AbstractContextManager[tuple[Any, Iterable[tuple[Any, Tensor]]]]] | None = None
+    """Of a recipe: the network in training, and a step's batches again: their examples and what the loss gives."""
 
     def __init__(self, store: Store, ranks: Sequence[Manifest] | None = None) -> None:
         """`ranks`: the manifests of another reader, to see the memory as that one does; by default they are read, and

@@ -128,11 +128,7 @@ class StretchReader(MemoryReader):
     local = True
 
     def __init__(self, recipe: MemoryReader, parts: Sequence[Part]) -> None:
-        """
-        Args:
-            recipe: as it was recorded.
-            parts: the stretches, in their order.
-        """
+        """`parts`: the stretches, in their order."""
         self.store, self._parts, self._recipe = recipe.store, parts, recipe
         together = joined([part.manifest for part in parts])
         self.ranks = [

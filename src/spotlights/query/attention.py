@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,8 @@ from spotlights.query.plan import Measure
 from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
+from spotlights.results.pages import table_page
+from spotlights.results.tables import build
 from spotlights.sparse_rows import Numbers, dense
 
 if TYPE_CHECKING:
@@ -66,16 +68,8 @@ class Attention(LayerMeasured):
         use: str | None = None,
         differs: str | None = None,
     ) -> None:
-        """
-        Args:
-            view: the slots.
-            recorded: the layer in the memory.
-            forward: the model's pass on the inputs.
-            kernel: one of `KERNELS`.
-            part: one part of the keys alone.
-            use: the name of a module that uses the transposed weight of the layer, if the attention is that module's.
-            differs: how the model differs from the memory, which contributions say.
-        """
+        """`use`: a module that uses the layer's transposed weight, whose attention this is; `differs`: how the model
+        differs from the memory, which contributions say."""
         self.use = use or recorded.name
         self.transposed = use is not None
         super().__init__(view, recorded, forward.calls[self.use].rows.cpu())
@@ -306,6 +300,16 @@ class Attention(LayerMeasured):
     def __repr__(self) -> str:
         return f"Attention({self.layer}: {len(self)} queries over {self.recorded.slots:,} slots)"
 
+    def _repr_html_(self) -> str:
+        return _as_html([self])
+
+
+def _as_html(attentions: Iterable[Attention]) -> str:
+    """In a notebook: which layers can be asked, and how."""
+    rows = [[each.layer, len(each), f"{each.recorded.slots:,}"] for each in attentions]
+    note = "ask a layer with .top(), .totals(column), .contributions(target)"
+    return table_page(build("attention over training slots", ["layer", "queries", "slots"], rows, note), None).html
+
 
 class Spotlights(dict[str, Attention]):
     """The attention of every layer, by name; made by `Memory.attend`."""
@@ -455,3 +459,6 @@ class Spotlights(dict[str, Attention]):
 
     def __repr__(self) -> str:
         return "\n".join(repr(attention) for attention in self.values())
+
+    def _repr_html_(self) -> str:
+        return _as_html(self.values())

@@ -33,14 +33,7 @@ class Grouping:
     """Numbers the groups that a column divides a layer's slots into."""
 
     def __init__(self, column: str, kind: str, strings: list[str], values: np.ndarray, bins: int | None) -> None:
-        """
-        Args:
-            column: its name.
-            kind: "int", "float" or "string".
-            strings: what the numbers of a column of strings stand for.
-            values: the distinct values of the column in this layer, sorted.
-            bins: that many ranges of the values instead.
-        """
+        """`values`: the distinct values of the column in this layer, sorted; `bins`: so many ranges of them instead."""
         self.column = column
         self.kind = kind
         self._strings = strings

@@ -150,16 +150,8 @@ class Contributions(LayerMeasured):
         differs: str | None = None,
         inputs: tuple[int, ...] | None = None,
     ) -> None:
-        """
-        Args:
-            view: the slots.
-            recorded: the layer in the memory.
-            asked: the queries.
-            adds_up: the number of interest is a sum over the layer's output; else contributions are first order.
-            unrolled: what multiplies δ⊗k of each slot.
-            differs: how the model differs from the memory.
-            inputs: how many of the queries, one behind the other, belong to each input and are added up; None for a
-                value for each query.
+        """`adds_up`: the number of interest is a sum over the layer's output, so contributions are not first order;
+        `inputs`: how many of the queries, one behind the other, are added up for each input, None for a value for each.
         """
         super().__init__(view, recorded, asked.queries)
         self.first_order = not adds_up

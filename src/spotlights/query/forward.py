@@ -18,9 +18,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import Call, FunctionalAdapter, LinearMap, ModuleAdapter, ParameterCall, adapter_named
+from spotlights.layers import Call, LinearMap, ModuleAdapter, ParameterCall, Report, WatchingAdapter, adapter_named
 from spotlights.layers.adapter import class_of, plainly, tensors_of, unwrapped
-from spotlights.layers.functional import Use, watch, watch_outside
+from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import example_axis
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.format.names import probed_entries
@@ -128,11 +128,8 @@ class ForwardPass:
         modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
-                if isinstance(adapter, FunctionalAdapter):
-                    handles += [
-                        watch(adapter.weights(module)[name][0], _use(adapter, module, name, calls, within))
-                        for name, calls in maps.items()
-                    ]
+                if isinstance(adapter, WatchingAdapter):
+                    handles += adapter.watched(module, maps, _report(maps, within), _as_is, _as_is)
                     continue
                 hook = _hook(adapter, maps, within)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
@@ -333,7 +330,12 @@ def numbers_of_interest(output: Any, target: Target) -> Float[Tensor, "inputs"]:
         return numbers
     output = logits_of(output, target)
     count, classes = output.shape
-    index = torch.as_tensor(target, device=output.device)
+    try:
+        index = torch.as_tensor(target, device=output.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingError(
+            f'target={target!r}: give a class, one class for each input, a difference such as "7-9", or a function.'
+        ) from None
     if index.is_floating_point() or index.dtype == torch.bool:
         raise SettingError(f"target={target}: a class is a whole number.")
     if index.ndim > 1 or (index.ndim == 1 and len(index) != count):
@@ -368,17 +370,20 @@ def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output:
     return hook(module, (input,), {}, output)
 
 
-def _use(adapter: FunctionalAdapter, module: nn.Module, name: str, calls: Calls, within: Callable[[], bool]) -> Use:
-    def use(input: Tensor, output: Tensor, rows: slice) -> Tensor:
-        if not within():
-            return output
+def _as_is(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
+
+
+def _report(maps: Mapping[str, Calls], within: Callable[[], bool]) -> Report:
+    def report(name: str, call: Call | None, output: Tensor) -> Tensor | None:
+        if call is None or name not in maps or not within():
+            return None
         if not output.requires_grad:
             output.requires_grad_()
-        call = adapter.use(module, name, input, rows)
-        calls.add(call, call.keys()[name].clone(), [output])
+        maps[name].add(call, call.keys()[name].clone(), [output])
         return output.clone()
 
-    return use
+    return report
 
 
 def _copied(output: Any) -> Any:

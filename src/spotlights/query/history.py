@@ -40,7 +40,7 @@ from spotlights.query.measured import LayerMeasured, OverLayers, add_up
 from spotlights.query.measures import Known
 from spotlights.query.plan import Measure, Plan
 from spotlights.query.reducers import Reducer
-from spotlights.results.answers import Label, Top, Totals
+from spotlights.results.answers import Label, Totals
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest, check_number
 from spotlights.results.tables import Printable, build, frame
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 Targets = Target | Mapping[str, Target]
 """A number of interest, or several by name."""
 
+UNKNOWN = "parameters without an adapter"
 _SHOWN_NUMBERS = 6
 _LARGE_KAPPA = 10.0
 
@@ -86,7 +87,7 @@ def find_history(asked: AskedNetwork, target: Targets, progress: Progress) -> Hi
     ((filled,),) = view.run(Plan(first, view.selection, (HistoryReducer(),), measure))
     assert isinstance(filled, HistoryReducer)
     assert filled.course is not None
-    return History(view, targets, filled.values, filled.course)
+    return History(view, targets, filled, filled.course)
 
 
 class History(OverLayers, Printable):
@@ -102,14 +103,16 @@ class History(OverLayers, Printable):
         self,
         view: View,
         targets: Mapping[str, Target],
-        values: Mapping[str, Float[Tensor, "numbers _"]],
+        values: HistoryReducer,
         course: Course,
     ) -> None:
         self.view = view
         self._targets = targets
         self._values = values
         self._course = course
-        parts = [_LayerHistory(view, name, values[name]) for name in view.reader.layers if name in values]
+        parts = [_LayerHistory(view, name, values.values[name]) for name in view.reader.layers if name in values.values]
+        if course.carrier in values.carried:
+            parts.append(_LayerHistory(view, course.carrier, values.carried[course.carrier], UNKNOWN))
         super().__init__(parts)
         self._parts: Sequence[_LayerHistory] = parts
 
@@ -213,7 +216,7 @@ class History(OverLayers, Printable):
         values = [part.sum_of_all() for part in self._parts]
         counts = torch.tensor([self.view.count(part.layer) for part in self._parts], dtype=torch.int64)
         stacked = torch.stack(values, dim=1) if values else torch.zeros(len(self), 0, dtype=torch.float64)
-        names: list[Label] = [part.layer for part in self._parts]
+        names: list[Label] = [part.through for part in self._parts]
         return Totals(self.layer, self.what, "layer", stacked, counts, names, note=self.note)
 
     def curve(self) -> Curve:
@@ -228,14 +231,6 @@ class History(OverLayers, Printable):
     def during(self, steps: range) -> History:
         """The same history with the slots of some steps alone: who added what meanwhile."""
         return History(self.view.where(OneOf("step", steps)), self._targets, self._values, self._course)
-
-    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples that added most."""
-        return super().top(k, by=by, per=per)
-
-    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples that took most away."""
-        return super().bottom(k, by=by, per=per)
 
     def forgetting(self, k: int = 3, *, longest: int = 5) -> Forgetting:
         """The steps at which a right answer was lost, and the k examples that took most of it.
@@ -256,7 +251,7 @@ class History(OverLayers, Printable):
 
     def _lost(self, number: int, since: int, at: int, regained: int | None, k: int) -> Lost:
         view = self.view.where(OneOf("step", range(since, at + 1)))
-        parts = [_LayerHistory(view, part.layer, self._values[part.layer]) for part in self._parts]
+        parts = [part.of(view) for part in self._parts]
         takers: list[tuple[Label, Label, float]] = []
         if "example" in self.view.reader.manifest.columns:
             totals = add_up([part.totals("example") for part in parts])
@@ -400,9 +395,16 @@ class _LayerHistory(LayerMeasured):
     what = "history"
     signed = True
 
-    def __init__(self, view: View, layer: str, values: Float[Tensor, "numbers _"]) -> None:
+    def __init__(self, view: View, layer: str, values: Float[Tensor, "numbers _"], through: str = "") -> None:
         super().__init__(view, view.reader.layer(layer), values.new_zeros(len(values), 0))
         self._kept = values
+        self.through = through or layer
+        """What the shares went through."""
+
+    def of(self, view: View) -> _LayerHistory:
+        """The same for the slots of another view."""
+        assert self._kept is not None
+        return _LayerHistory(view, self.layer, self._kept, self.through)
 
     def measure(self, some: slice) -> Measure:
         assert self._kept is not None

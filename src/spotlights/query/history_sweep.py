@@ -22,6 +22,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import unexplained_steps
 from spotlights.query.coefficients import rule_of
 from spotlights.query.engine import Progress
+from spotlights.query.example_shares import ExampleShares
 from spotlights.query.forward import Target
 from spotlights.query.measured import MAX_VALUES_BYTES
 from spotlights.query.plan import Measure, Sweep
@@ -56,6 +57,8 @@ class Course:
     answer: Float[Tensor, "numbers"] | None = None
     """The numbers that the model itself has; None if the view ends before training did."""
 
+    carrier: str | None = None
+    """The layer at whose slots the shares of examples in parameters without an adapter are."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the numbers must know."""
 
@@ -95,27 +98,39 @@ class SlotHistory(Measure):
         return Sweep(blocks)
 
 
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """Shares of examples in parameters without an adapter (`ExampleShares`)."""
+
+    shares: Float[Tensor, "numbers rows"]
+
+
 @dataclass(eq=False)
 class HistoryReducer(Reducer):
     """The value of every slot of every layer, by the number of the slot; 0 for slots that do not come."""
 
     def start(self) -> None:
         self.values: dict[str, Float[Tensor, "numbers _"]] = {}
+        self.carried: dict[str, Float[Tensor, "numbers _"]] = {}
+        """What is put to a layer's slots, and went through parameters without an adapter."""
         self.course: Course | None = None
 
     def update(self, block: Block, values: Any) -> None:
         if isinstance(values, Course):
             self.course = values
             return
-        layer = block.layer
-        if layer.name not in self.values:
-            self.values[layer.name] = values.new_zeros(len(values), layer.slots)
-        self.values[layer.name].index_copy_(1, block.slots, values)
+        layer, of = block.layer, self.values
+        if isinstance(values, Carried):
+            values, of = values.shares, self.carried
+        if layer.name not in of:
+            of[layer.name] = values.new_zeros(len(values), layer.slots)
+        of[layer.name].index_copy_(1, block.slots, values)
 
     def merge(self, other: Any) -> None:
         self.course = self.course or other.course
-        for layer, values in other.values.items():
-            self.values[layer] = values + self.values.get(layer, 0.0)
+        for own, more in ((self.values, other.values), (self.carried, other.carried)):
+            for layer, values in more.items():
+                own[layer] = values + own.get(layer, 0.0)
 
 
 class _Backwards:
@@ -134,6 +149,8 @@ class _Backwards:
             [torch.empty(path.shape, dtype=path.dtype) for path in self._paths] for _ in range(2)
         )
         _check_size(reader, self._replica.count)
+        self._examples = ExampleShares(reader, places)
+        self._selection = selection
         self._adjoints = [[PathAdjoint() for _ in self._paths] for _ in range(self._replica.count)]
         curve = torch.empty(self._replica.count, until + 1, dtype=torch.float64)
         said = None if self._replica.said is None else torch.empty(len(self._replica.said), until + 1).long()
@@ -164,8 +181,17 @@ class _Backwards:
                 course.drift = _relative_difference(end, trained) if self._whole else 0.0
                 self._look(self._until, end)
             factors = self._back(move)
+            by_example = self._examples.of(move, factors)
+            of_examples = {} if by_example is None else by_example[2]
             for layer in self._layers:
-                yield from layer.blocks(move, factors, course)
+                yield from layer.blocks(move, factors, course, of_examples.get(layer.recorded.name))
+            if by_example is not None:
+                block, shares, _ = by_example
+                mask = self._selection.mask(block.column, len(block)) if len(block) else None
+                chosen = shares if mask is None else shares * mask
+                if mask is not None:
+                    course.add(OUTSIDE, (shares - chosen).sum(dim=1))
+                yield block, Carried(chosen)
             if self._asked.progress is not None:
                 self._asked.progress(done / self._until)
         for number, adjoints in enumerate(self._adjoints):
@@ -177,6 +203,10 @@ class _Backwards:
                     course.add(MOMENTUM, share)
         if course.answer is not None:
             course.add(self._reason_of_drift(), course.answer - course.curve[:, -1])
+        if self._examples.carrier is not None:
+            course.carrier = self._examples.carrier.name
+        elif self._examples.reason:
+            course.notes.append(f"parameters without an adapter are no example's: {self._examples.reason}")
         yield Block(self._layers[0].recorded, ()), course
 
     def _look(self, step: int, weights: list[Tensor]) -> Float[Tensor, "numbers"]:
@@ -273,14 +303,18 @@ class _LayerValues:
         every = selection == as_of(reader, Everything(), until)
         self._others = None if every else StepBlocks(self.recorded, ~selection)
 
-    def blocks(self, move: Move, factors: list[list[Scaled | None]], course: Course) -> Iterator[tuple[Block, Tensor]]:
+    def blocks(
+        self, move: Move, factors: list[list[Scaled | None]], course: Course, of_examples: Tensor | None
+    ) -> Iterator[tuple[Block, Tensor]]:
+        """`of_examples`: what of the step's one slot belongs to examples."""
         block = self._selected.block(move.step, move.step + 1)
+        less = 0.0 if of_examples is None else of_examples[:, None]
         if len(block):
-            yield block, self._values(block, factors)
+            yield block, self._values(block, factors) - less
         if self._others is not None:
             others = self._others.block(move.step, move.step + 1)
             if len(others):
-                course.add(OUTSIDE, self._values(others, factors).sum(dim=1, dtype=torch.float64))
+                course.add(OUTSIDE, (self._values(others, factors) - less).sum(dim=1, dtype=torch.float64))
 
     def _values(self, block: Block, factors: list[list[Scaled | None]]) -> Float[Tensor, "numbers rows"]:
         values = torch.zeros(len(factors), len(block), dtype=self.recorded.storage.compute_dtype)

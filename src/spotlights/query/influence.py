@@ -41,7 +41,7 @@ from spotlights.query.joint import JointInfluence
 from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
 from spotlights.query.reducers import ErrorSizeReducer
 from spotlights.query.whitening import whitened_queries
-from spotlights.results.answers import Top, Totals
+from spotlights.results.answers import Totals
 from spotlights.sparse_rows import Numbers
 
 if TYPE_CHECKING:
@@ -230,14 +230,6 @@ class Influence(OverLayers):
                 f"{size / 2**30:.1f} GB. "
                 "Ask about fewer inputs at a time, or about larger groups, such as totals('label')."
             )
-
-    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples with the largest sums: without which the number would lose most."""
-        return super().top(k, by=by, per=per)
-
-    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples with the smallest sums: without which the number would gain most."""
-        return super().bottom(k, by=by, per=per)
 
     def __repr__(self) -> str:
         layers = ", ".join(dict.fromkeys(part.layer for part in self._parts))

@@ -267,7 +267,19 @@ class LayerMeasured(Measured):
             yield slice(start, min(start + size, len(self)))
 
 
-class OverLayers(Measured):
+class OfExamples(Measured):
+    """Values of examples and other groups, not of single slots."""
+
+    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
+        """The k examples with the largest values: those that add most to the number."""
+        return self._top(k, by, per, largest=True)
+
+    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
+        """The k examples with the smallest values: those that take most away from the number."""
+        return self._top(k, by, per, largest=False)
+
+
+class OverLayers(OfExamples):
     """Values that are added up over layers, and over the visits of an example: of groups, not of single slots."""
 
     def __init__(self, parts: Sequence[LayerMeasured]) -> None:

@@ -44,18 +44,11 @@ class Replica:
         places: Sequence[Place],
         targets: Mapping[str, Target],
     ) -> None:
-        """
-        Args:
-            model: the trained network, which is left as it is.
-            inputs: what it is asked about.
-            layers: the recorded layers.
-            places: the recorded parameters that can be set.
-            targets: the numbers of interest, by name; each has one for each input.
-        """
+        """`places`: the recorded parameters that can be set. The model itself is left as it is."""
         self._model = copy.deepcopy(unwrapped(model)).eval()
         self._inputs = inputs
         self._targets = targets
-        self._places = [_Place(self._model, layers[layer], layer, name) for layer, name in places]
+        self._places = [RecordedParameter(self._model, layers[layer], layer, name) for layer, name in places]
         self._buffers = dict(self._model.named_buffers())
         self.statistics = {n for n in self._buffers if n.rsplit(".", 1)[-1] in ("running_mean", "running_var")}
         """The names of the running statistics that the network has."""
@@ -141,7 +134,10 @@ class Replica:
         return numbers, {name: list(linear.calls) for name, linear in self._linear.items()}
 
     def _gradient_of(
-        self, place: _Place, by_parameter: Mapping[int, Tensor | None], by_layer: Mapping[str, OuterSum | None]
+        self,
+        place: RecordedParameter,
+        by_parameter: Mapping[int, Tensor | None],
+        by_layer: Mapping[str, OuterSum | None],
     ) -> Float[Tensor, "..."] | OuterSum | None:
         if place.layer not in by_layer:
             gradient = by_parameter[id(place.parameter)]
@@ -180,7 +176,7 @@ class Replica:
         return torch.cat(answers)
 
 
-class _Place:
+class RecordedParameter:
     """A recorded parameter in the replica."""
 
     def __init__(self, model: nn.Module, entry: LayerEntry, layer: str, name: str) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.query.forward import Target
 from spotlights.query.influence import Influence
-from spotlights.query.measured import LayerMeasured, Measured, Question
+from spotlights.query.measured import LayerMeasured, OfExamples, Question
 from spotlights.results.answers import Label, Top, Totals
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def influence(
     return RunsInfluence([memory.attend(model, inputs).influence(target, **options) for memory, model in pairs])
 
 
-class RunsInfluence(Measured):
+class RunsInfluence(OfExamples):
     """The mean of the influence that each of several runs gives; made by `influence`."""
 
     what = "influence"
@@ -72,14 +72,6 @@ class RunsInfluence(Measured):
         """Answers several questions about totals."""
         answers = [run.ask(*questions) for run in self.runs]
         return [replace(mean_of(of_runs), note=self.note) for of_runs in zip(*answers, strict=True)]
-
-    def top(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples with the largest mean: without which the number would lose most."""
-        return super().top(k, by=by, per=per)
-
-    def bottom(self, k: int = 10, *, by: str | None = "example", per: str | None = None) -> Top:
-        """The k examples with the smallest mean: without which the number would gain most."""
-        return super().bottom(k, by=by, per=per)
 
     def numpy(self) -> Any:
         """Of shape (queries, examples), in the order of `totals("example").groups`."""

@@ -145,12 +145,7 @@ class GroupWeights:
     """
 
     def __init__(self, view: View, columns: Sequence[str], edges: Sequence[int]) -> None:
-        """
-        Args:
-            view: a whole memory, as of its last step.
-            columns: whose values make up the cells.
-            edges: steps in ascending order; the first is 0, the last the number of steps.
-        """
+        """Of a whole memory; `edges` ascend from 0 to the number of its steps."""
         self.columns = tuple(columns)
         self.edges = tuple(edges)
         self._view = view
@@ -179,12 +174,9 @@ class GroupWeights:
     def removed(
         self, layer: str, masked: Callable[[tuple[Label, ...]], bool], stretches: Sequence[tuple[int, int]]
     ) -> Float[Tensor, "out_features in_features_and_biases"]:
-        """The part that a mask takes away: of some cells everything, of the others some stretches of edges.
+        """The part that a mask takes away: of the masked cells everything, of the others some stretches.
 
-        Args:
-            layer: its name.
-            masked: says of a cell, by the values of its columns, whether it is left out altogether.
-            stretches: pairs of numbers of edges, which do not overlap.
+        `masked` is asked with the values of a cell's columns; `stretches` are pairs of edges, which do not overlap.
         """
         last, values = len(self.edges) - 1, self._cells[layer].values
         whole = [cell for cell in range(len(values)) if masked(values[cell])]

@@ -32,11 +32,12 @@ class Changes:
         self._optimizers = optimizers
         self._layers = layers
         self._held = {id(optimizer): set(_held_by(optimizer)) for optimizer in optimizers.all}
-        self._loaded: set[int] = set()
+        self.loaded: set[int] = set()
+        """The `id`s of optimizers whose state was loaded since their last step."""
         self._logged: set[int] = set()
         self._gone: set[str] = set()
         """Layers whose module the model no longer has."""
-        self._known: dict[str, int] = {}
+        self.known: dict[str, int] = {}
         """Layers whose weights will change without slots, with the reason."""
 
     def watch(self, guard: Callable[..., Callable[..., Any]], tell: Callable[[str, Sequence[str]], None]) -> list[Any]:
@@ -48,30 +49,18 @@ class Changes:
         """
 
         def note(optimizer: torch.optim.Optimizer) -> None:
-            self._loaded.add(id(optimizer))
+            self.loaded.add(id(optimizer))
 
         def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if id(optimizer) in self._held:
                 return
             layers = self._layers_of(set(_held_by(optimizer)))
-            if not self._known.keys() >= set(layers):
-                self._known |= dict.fromkeys(layers, ELSEWHERE)
+            if not self.known.keys() >= set(layers):
+                self.known |= dict.fromkeys(layers, ELSEWHERE)
                 tell(type(optimizer).__name__, layers)
 
         loaded = [optimizer.register_load_state_dict_post_hook(guard(note)) for optimizer in self._optimizers.all]
         return [*loaded, register_optimizer_step_post_hook(Untraced(guard(stepped)))]
-
-    def known_reason(self, layer: str) -> int:
-        """Why the weights of a layer change without slots, where that is known; else 0."""
-        return self._known.get(layer, 0)
-
-    @property
-    def any_loaded(self) -> bool:
-        return bool(self._loaded)
-
-    def accept(self) -> None:
-        """Forgets what was loaded: the memory starts from it."""
-        self._loaded.clear()
 
     def holds(self, layer: RecordedLayer) -> bool:
         """Whether any optimizer trains the layer."""
@@ -80,8 +69,8 @@ class Changes:
     def before_step(self, step: int, optimizer: torch.optim.Optimizer, groups: Collection[int]) -> dict[str, int]:
         """The layers that a change concerns, with the reasons; `groups` are the `id`s of what the optimizer holds."""
         key, reasons = id(optimizer), dict[str, int]()
-        if key in self._loaded:
-            self._loaded.discard(key)
+        if key in self.loaded:
+            self.loaded.discard(key)
             reasons = dict.fromkeys(self._layers_of(self._held[key]), STATE)
             self.log(step, STATE, f"the state of {type(optimizer).__name__} was loaded", reasons)
         if groups != self._held[key]:
@@ -100,7 +89,7 @@ class Changes:
             }
             for name in self._layers_of((self._held[key] - before) & untrained):
                 reasons[name] = reasons.get(name, 0) | ADDED
-                self._known[name] = ADDED
+                self.known[name] = ADDED
                 self.log(step, ADDED, "the optimizer got parameters that it did not hold when recording began", [name])
         return reasons
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from spotlights import torch_internals
 from spotlights.errors import UnsupportedError
-from spotlights.layers import Call, FunctionalAdapter, ModuleAdapter
+from spotlights.layers import Call, ModuleAdapter, WatchingAdapter
 from spotlights.layers.adapter import tensors_of
-from spotlights.layers.functional import watch, watch_outside
+from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import Batch, ColumnTable
 from spotlights.memory.slots import Rows
 from spotlights.recording.layer import RecordedLayer
@@ -65,6 +65,8 @@ class ModuleCall:
     outputs: int
     """How many tensors the module returned."""
     maps: list[MapInCall]
+    number: int
+    """Calls are numbered in the order of the forward passes."""
 
 
 @dataclass
@@ -75,7 +77,7 @@ class ModuleHooks:
     adapter: ModuleAdapter
     maps: dict[str, RecordedMap] = field(default_factory=dict)
     axes: tuple[int, ...] | None = None
-    """Which axes of rows may count the examples (see `Call`), where a network around the module tells."""
+    """Which axes of rows may count the examples (see `Call`), where the surrounding network determines it."""
     in_eval: bool = False
     """Whether calls in eval mode are recorded too."""
 
@@ -110,32 +112,29 @@ class ModuleHooks:
             maps = []
             for name in names:
                 layer, _, transposed = self.maps[name]
-                layer.called = passes.next_call()
                 rows = batch.rows(leads[name], layer.name, shared=call.shared, axes=axes)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if places is not None:
                     rows = {column: values[places] for column, values in rows.items()}
                 maps.append(MapInCall(name, layer, transposed, rows))
-            passes.watch(ModuleCall(call, len(outputs), maps), outputs)
+            passes.watch(ModuleCall(call, len(outputs), maps, passes.next_call()), outputs)
 
         adapter = self.adapter
-        if isinstance(adapter, FunctionalAdapter):
+        if isinstance(adapter, WatchingAdapter):
 
-            def note_use(name: str, input: Tensor, output: Tensor, rows: slice) -> None:
+            def report(name: str, call: Call | None, output: Tensor) -> None:
+                if call is None:
+                    for own, to in self.maps.items():
+                        if own.split(".")[0] == name:
+                            to.layer.by_gradient |= self._is_on
+                    return
                 batch = batch_to_record([output])
-                call = adapter.use(self.module, name, input, rows)
-                if batch is not None:
+                if batch is not None and name in self.maps:
                     record(call, batch, [output], [name])
 
-            guarded = guard(note_use)
-
-            def use(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor:
-                guarded(name, input, output, rows)
-                return output
-
             def watched() -> list[Any]:
-                return [watch(adapter.weights(self.module)[name][0], partial(use, name)) for name in self.maps]
+                return adapter.watched(self.module, self.maps, report, guard, _ModelHook)
 
             return self._on_whole_parameters(guard, watched) if self._sharded else watched()
 
@@ -298,6 +297,10 @@ class BackwardPass:
     def end(self) -> None:
         self.copy(ended=True)
         trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
+        for module_call in self._reached:
+            for of_map in module_call.maps:
+                if of_map.layer in trained:
+                    of_map.layer.called = max(of_map.layer.called, module_call.number)
         if not torch_internals.graph_is_kept():
             for module_call in self._reached:
                 if not trained.isdisjoint([of_map.layer for of_map in module_call.maps]):

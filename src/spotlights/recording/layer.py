@@ -4,15 +4,14 @@ Slots go through three stages. *In flight*: a backward pass has reached the outp
 added to the gradient of the weight. *Taken*: the optimizer steps with this gradient. So nothing is recorded of a pass
 that raises an error, of a gradient that is discarded (`zero_grad`, a skipped step), or of `torch.autograd.grad`.
 
-A step also keeps a block of each gradient (`Probe`), for comparison with what its slots explain, and some entries of
-each parameter. The comparison is `memory.slots.compare`, in the writer's thread.
+A step also keeps some numbers of each gradient (`probe.py`), for comparison with what its slots explain, and some
+entries of each parameter. The comparison is `memory.slots.compare`, in the writer's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from spotlights.layers import LinearMap, ModuleAdapter
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
-from spotlights.memory.slots import FEATURES, UNITS, GradientBlock, Rows, plain, random_sums
+from spotlights.memory.slots import GradientBlock, Rows, plain
+from spotlights.recording.probe import Probe, ShardProbe
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import ParameterShard, local, local_version, shards_of, without_numbers
 from spotlights.sparse_rows import SparseRows
@@ -31,8 +31,6 @@ from spotlights.torch_internals import version
 
 _COMPARED = 8
 """Before a step, every eighth of the probed entries is compared with its value after the last step."""
-_STEPS_PER_BLOCK = 16
-"""Successive steps with the same block of a gradient: the writer compares them at once."""
 _NUMPY = (torch.float32, torch.float64, torch.float16)
 
 
@@ -107,14 +105,17 @@ class RecordedLayer:
         """Parameters that the memory stores in their own shape."""
         self.trained = [n for n, p in self.parameters.items() if id(p) in trained]
         self._entries = {name: _ProbedEntries(self, name) for name in self.trained}
+        self._keeps_errors = settings.keeps_errors
+        self.by_gradient = False
+        """Whether the parameter was used in a way that nobody understands: the step's gradient is recorded as it is."""
         self.called = 0
-        """The number of the layer's last call, counted over all layers."""
+        """The number of the last call that trained the layer, counted over all layers."""
         self._pending: list[Rows] = []
         self._not_reduced: list[Rows] = []
         """Under `fully_shard`: slots whose gradients are not yet added up over the processes."""
         self.trained_by_pass = False
         """Under `fully_shard`: whether the running pass has added to the whole weight's gradient."""
-        self._probe = ShardProbe(self) if self.is_sharded else Probe(self._map)
+        self._probe = ShardProbe(self.shards) if self.is_sharded else Probe(self._map)
         self._scales: dict[str, tuple[Tensor, float]] = {}
         """The last scales of keys and errors."""
         self._gradient_version: int | None = None
@@ -274,8 +275,11 @@ class RecordedLayer:
         given = {name: gradient for name, gradient in gradients if gradient is not None}
         if not given:
             return [], None
+        unknown, self.by_gradient = self.by_gradient, False
         if self._users[0].adapter.last_resort:
             pending = self._gradient_slot(next(iter(given.values())), loss_scale)
+        elif self._users[0].adapter.products and self._keeps_errors and (unknown or not pending):
+            pending = self._gradient_rows(given["weight"], loss_scale)
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
         blocks = self._probe.cut(kept, loss_scale, _some_tokens(pending))
         return ([] if blocks is None else pending), blocks
@@ -296,6 +300,18 @@ class RecordedLayer:
             error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
         error = error if loss_scale == 1.0 else error / loss_scale
         return [self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)]
+
+    def _gradient_rows(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
+        """A gradient of a product that was not understood: a slot for each input feature, which belongs to no example.
+
+        Its key is one-hot, its error is that column of the gradient.
+        """
+        matrix = self.as_kept("weight", gradient.detach())
+        if not matrix.any():
+            return []
+        errors = matrix.T if loss_scale == 1.0 else matrix.T / loss_scale
+        keys = torch.eye(len(errors), dtype=errors.dtype, device=errors.device)
+        return [self.encode(keys, errors, {}, may_repeat=False, transposed=False)]
 
     # -- the parameters ----------------------------------------------------------------------
 
@@ -395,127 +411,6 @@ class _ProbedEntries:
         return kept.numpy()
 
 
-class Probe:
-    """Cycles through the blocks of one layer's gradients, so that in time all entries are compared.
-
-    A block is some output units by some input features of a weight.
-    """
-
-    def __init__(self, linear: LinearMap) -> None:
-        dtype = next(iter(linear.weights.values())).parameter.dtype
-        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self._first_columns = dict(zip(linear.weights, accumulate(linear.columns.values(), initial=0), strict=False))
-        """Of each weight in the map's matrix."""
-        self._units = _blocks(linear.matrix_shape[0], UNITS)
-        self._features = {name: _blocks(count, FEATURES) for name, count in linear.columns.items()}
-        self._steps = 0
-
-    def cut(
-        self, gradients: Mapping[str, Tensor], loss_scale: float, tokens: Sequence[tuple[int, int]] = ()
-    ) -> dict[str, GradientBlock] | None:
-        """A block of each gradient, given as matrix or vector, that is not all zero; None if all gradients are zero.
-
-        `tokens`: units (0) or features (1) that the step's slots have used, by number. Of a large vocabulary, most
-        others have no gradient.
-        """
-        self._steps += 1
-        cut: dict[str, GradientBlock] = {}
-        any_used = False
-        turn = self._steps // _STEPS_PER_BLOCK
-        units = self._units[turn % len(self._units)]
-        for name, gradient in gradients.items():
-            if gradient.is_sparse:
-                cut[name] = self._of_a_token(name, gradient, turn, loss_scale)
-                any_used = True  # a lazy optimizer moves tokens whose gradient is zero, too
-                continue
-            block: tuple[slice, ...] = (units,)
-            if name in self._features:
-                features = self._features[name]
-                block = (units, features[(turn + turn // len(self._units)) % len(features)])
-            numbers = self._numbers(gradient, block, loss_scale)
-            for axis, token in tokens if name in self._features else ():
-                if numbers.any():
-                    break
-                around = _around((self._units, self._features[name])[axis], token)
-                block = (around, block[-1]) if axis == 0 else (block[0], around)
-                numbers = self._numbers(gradient, block, loss_scale)
-            if not (numbers.size and numbers.item(0)) and not numbers.any():
-                if not bool(gradient.any()):
-                    cut[name] = GradientBlock(numbers, None)
-                    continue
-                block = self._largest(name, gradient)
-                numbers = self._numbers(gradient, block, loss_scale)
-            first = self._first_columns.get(name, 0)  # features are counted over all weights of the map
-            at = block if first == 0 else (block[0], slice(first + block[-1].start, first + block[-1].stop))
-            cut[name] = GradientBlock(numbers, at)
-            any_used = True
-        return cut if any_used else None
-
-    def _of_a_token(
-        self, name: str, gradient: Float[Tensor, "tokens units"], turn: int, loss_scale: float
-    ) -> GradientBlock:
-        """A block around one of the tokens of a sparse gradient: one token after the other, or the largest."""
-        entries = gradient.detach().coalesce()
-        tokens, values = entries.indices()[0], entries.values()
-        of_unit = self._units[turn % len(self._units)]
-        features = self._features[name]
-        numbers = values.new_zeros(features[0].stop, of_unit.stop - of_unit.start)
-        if not bool(values.any()):
-            return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), None)
-        place = turn % len(tokens)
-        if not bool(values[place, of_unit].any()):
-            place, unit = divmod(int(values.abs().argmax()), values.shape[1])
-            of_unit = _around(self._units, unit)
-        block = _around(features, int(tokens[place]))
-        inside = (tokens >= block.start) & (tokens < block.stop)
-        numbers[tokens[inside] - block.start] = values[inside][:, of_unit]
-        return GradientBlock(self._numbers(numbers.T, (slice(None),), loss_scale), (of_unit, block))
-
-    def _largest(self, name: str, gradient: Float[Tensor, "..."]) -> tuple[slice, ...]:
-        """The block with the largest entry of a gradient."""
-        index = np.unravel_index(int(gradient.detach().abs().argmax()), tuple(gradient.shape))
-        choices = [self._units, *([self._features[name]] if name in self._features else [])]
-        return tuple(_around(blocks, int(i)) for blocks, i in zip(choices, index, strict=True))
-
-    def _numbers(self, gradient: Float[Tensor, "..."], block: tuple[slice, ...], loss_scale: float) -> np.ndarray:
-        # numpy: for so few numbers, calling a torch operation takes longer than the operation.
-        if gradient.requires_grad:
-            gradient = gradient.detach()
-        if gradient.is_cpu and gradient.dtype == self._dtype:
-            numbers = gradient.numpy()[block].copy()
-        else:
-            numbers = gradient[block].to("cpu", self._dtype).numpy().copy()
-        return numbers if loss_scale == 1.0 else numbers / numbers.dtype.type(loss_scale)
-
-
-class ShardProbe:
-    """Compares all entries of the gradients at every step, by random sums of them: each process adds up its part.
-
-    A block, as `Probe` has it, would be known to one process alone, which could not tell the others where it lies.
-    """
-
-    def __init__(self, layer: RecordedLayer) -> None:
-        self._shards = layer.shards
-        self._sums = {name: [random_sums(size) for size in shard.matrix_shape] for name, shard in self._shards.items()}
-
-    def cut(
-        self, gradients: Mapping[str, Tensor], loss_scale: float, tokens: Sequence[tuple[int, int]] = ()
-    ) -> dict[str, GradientBlock] | None:
-        """This process' part of the sums of each gradient, given as its shard of a matrix or vector."""
-        cut = {}
-        for name, gradient in gradients.items():
-            shard = self._shards[name]
-            dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-            weights = [
-                by[part].to(gradient.device, dtype) for by, part in zip(self._sums[name], shard.box, strict=True)
-            ]
-            sums = weights[0].T @ gradient.detach().to(dtype)
-            sums = sums @ weights[1] if len(weights) > 1 else sums
-            numbers = (sums * float(shard.first) / loss_scale).cpu().numpy()
-            cut[name] = GradientBlock(numbers, ())
-        return cut
-
-
 def _some_tokens(pending: Sequence[Rows]) -> list[tuple[int, int]]:
     """A few tokens that slots have used, each with its axis of the weight: 1 for keys, 0 for errors."""
     tokens = []
@@ -525,15 +420,3 @@ def _some_tokens(pending: Sequence[Rows]) -> list[tuple[int, int]]:
                 spread = numbers.places[:: max(1, len(numbers) // 4)][:4]
                 tokens += [(axis, int(token)) for token in spread.max(dim=1).values if token >= 0]
     return tokens
-
-
-def _around(blocks: Sequence[slice], number: int) -> slice:
-    """The block that has a unit, or a feature."""
-    return blocks[number // (blocks[0].stop - blocks[0].start)]
-
-
-def _blocks(size: int, step: int) -> list[slice]:
-    """Blocks of the same length, so that those of many steps can be compared at once."""
-    step = min(size, step)
-    starts = (min(start, size - step) for start in range(0, size, step))
-    return [slice(start, start + step) for start in starts]

@@ -68,10 +68,6 @@ def _entries(gradient: Tensor) -> np.ndarray:
     return (flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat).cpu().numpy()
 
 
-def options_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    return [option_numbers(group) for group in optimizer.param_groups]
-
-
 class Buffers:
     """The network's buffers as a forward pass finds them; a checkpoint comes later, when the pass has changed them."""
 
@@ -172,7 +168,7 @@ class RecipeNotes:
             if batch.random is not None and np.array_equal(batch.random, after):
                 batch.random = None
         known = [np.full(n, np.nan) if e is None else e for e, n in zip(entries, sizes, strict=True)]
-        numbers = [n for options in options_of_groups(self._optimizer) for n in options.values()]
+        numbers = [n for group in self._optimizer.param_groups for n in option_numbers(group).values()]
         gradients = np.concatenate(known).astype(self._dtype)
         return StepRecipe(batches, np.array(numbers), gradients)
 

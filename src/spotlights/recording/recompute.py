@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -33,7 +33,7 @@ from spotlights.recording.rerun import Loss, Rerun, Source, relative_difference
 from spotlights.recording.settings import RecordingSettings
 
 Told = Callable[[float], object]
-"""Is told the share that is done."""
+"""Called with the share of the work that is done."""
 Each = Callable[[Callable[[range], object], Sequence[range]], Iterable[object]]
 """Runs a task for each of some stretches, here or elsewhere."""
 
@@ -56,7 +56,9 @@ def record(
         for step in range(run.step, steps.start):
             run.take(step)
         recorder = Recorder(run.model, run.optimizer, store, settings, ColumnTable(source.reader.manifest.columns))
-        with recorder:
+        with ExitStack() as stack:
+            with source.readable(run.step):  # its first files hold the optimizer's state of the recipe
+                stack.enter_context(recorder)
             for step in steps:
                 run.take(step, recorder)
                 told((step + 1 - steps.start) / len(steps))
@@ -111,6 +113,8 @@ class Recomputation:
             cache = Cache(Path(self._folder.name), CACHE_BYTES)
         self._cache = StretchCache(cache.root, cache.limit)
         self._lock = threading.RLock()
+        self._run: Rerun | None = None
+        """The network at the checkpoint that was needed last."""
 
     def __reduce__(self) -> Any:
         """So that a process elsewhere can compute stretches into the same cache."""
@@ -130,6 +134,7 @@ class Recomputation:
             store = StretchStore(self._path(stretch), make=partial(self._make, stretch))
             parts.append(Part(store, read_manifest(store)[0], stretch.start))
         reader = StretchReader(self.source.reader, parts)
+        reader.passes = self._passes
         off = reader.manifest.recomputed
         if off:
             warnings.warn(
@@ -139,6 +144,17 @@ class Recomputation:
                 stacklevel=4,
             )
         return reader
+
+    @contextmanager
+    def _passes(self, step: int) -> Iterator[tuple[nn.Module, Iterator[tuple[Any, Tensor]]]]:
+        """As in `MemoryReader.passes`; the network has the weights of some step of the stretch."""
+        start = max(checkpoint for checkpoint in self.source.checkpoints if checkpoint <= step)
+        if self._run is None or self._run.step != start:
+            self._run = Rerun(self.source, start)
+        run = self._run
+        batches = ((batch, batch.columns["example"]) for batch in self.source.step(step).batches)
+        with self._lock, as_recorded(run.threads):
+            yield run.model, ((ids, run.losses_of(step, batch, ids)) for batch, ids in batches)
 
     def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
         """Computes some steps into a memory of their own, which counts from 0."""

@@ -173,7 +173,7 @@ class Recorder:
         self._paused = 0
         self._was_paused = False
         self._warned: set[str] = set()
-        """Of which kinds there has been a warning."""
+        """The kinds of warnings that have been given."""
         self._may_be_compiled = False
         self._told_bytes = self._folded  # a folded memory does not grow with the steps
         self._staged: dict[str, LayerStep] = {}
@@ -392,9 +392,8 @@ class Recorder:
         """Whether anything but an optimizer changed the layer since the last step (`names.MOVED`)."""
         if not layer.moved():
             return 0
-        known = self._changes.known_reason(layer.name)
-        if known:
-            return known
+        if layer.name in self._changes.known:
+            return self._changes.known[layer.name]
         self._changes.log(self.step, WEIGHTS, "weights were changed outside the optimizer", [layer.name])
         return WEIGHTS
 
@@ -407,14 +406,22 @@ class Recorder:
     def _start_over_if_changed(self) -> None:
         """Before the first step, weights and state may be loaded: the memory starts from these."""
         assert self._writer is not None
-        if self._changes.any_loaded or any(layer.moved() for layer in self._layers.values()):
-            self._changes.accept()
+        if self._changes.loaded or any(layer.moved() for layer in self._layers.values()):
+            self._changes.loaded.clear()  # the memory starts from it
             self.accept_weights()
             if not self._processes.rank or self._sharded:
                 self._writer.replace_initial(self._start.initial())
 
     def _report_without_slots(self, layer: RecordedLayer) -> None:
-        if self._was_paused or self.step < self._first_step:
+        if self.step < self._first_step:
+            return
+        if self._was_paused:  # on purpose
+            logging.getLogger("spotlights").info(
+                'At step %d layer "%s" has a gradient of passes inside recorder.paused(), and no slots. '
+                "The step log marks such steps, and verify reports them.",
+                self.step,
+                layer.name,
+            )
             return
         in_training = any(module.training for module in self._model.modules())
         if self._may_be_compiled and in_training and not self._guard.called:

@@ -95,7 +95,7 @@ class Source:
 
     @contextmanager
     def readable(self, step: int) -> Iterator[None]:
-        """Names the file in place of whatever goes wrong with what it holds."""
+        """Turns any error in reading a step into one that names the file."""
         try:
             yield
         except SpotlightsError:

@@ -16,12 +16,12 @@ class DataFile:
     """Bytes; where copies differ, at most that many."""
     sha256: str
     cut: Callable[[bytes], bytes] = bytes
-    """What of the file counts, where copies differ in what surrounds it."""
+    """Cuts out the part that counts, where copies differ in what is printed around it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One data set: its files by split, and where they can be had."""
+    """One data set: its files by split, and where to download them."""
 
     name: str
     files: dict[str, tuple[DataFile, ...]]

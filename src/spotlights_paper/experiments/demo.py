@@ -55,7 +55,7 @@ class DemoSettings(PaperSettings):
     out: Path = Path("runs/demo")
     """Where the memory and the figures go. An earlier demo there is replaced, anything else is not."""
     data: str = "mnist"
-    """What to train on; "digits" if it cannot be had."""
+    """What to train on; "digits" if it cannot be downloaded."""
     steps: int = 1500
     """3.2 epochs. Every epoch takes each example once, in a new order."""
     dtype: str = "float16"
@@ -81,7 +81,7 @@ class ExplainedAnswer:
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """What a run of the demo found."""
+    """The results of a demo."""
 
     data: str
     steps: int
@@ -207,7 +207,7 @@ def _announce(train: Images, settings: DemoSettings, console: Console) -> None:
 
 
 def load_images(name: str, console: Console) -> Prepared:
-    """The data set, or scikit-learn's digits where it cannot be had."""
+    """The data set, or scikit-learn's digits if it cannot be downloaded."""
     try:
         dataset = datasets.load(name)
     except DatasetError as error:

@@ -13,11 +13,11 @@ from spotlights.errors import UnknownNameError
 from spotlights_paper.datasets import Dataset, Split, load
 
 HELD_OUT = 10_000
-"""Images that the paper keeps aside first: the last ones of a permutation. (With the first ones instead, Table 1's
+"""Images that the paper sets aside first: the last ones of a permutation. (With the first ones instead, Table 1's
 seed-independent cell, 75.1 in the input layer, comes out as 76.1.)"""
 PERMUTATION_SEED = 0x1234
 VALIDATION_SHARE = 0.2
-"""The further share that it keeps aside, by a coin for each image."""
+"""The share of the others that the paper sets aside, drawn for each image."""
 VALIDATION_SEED = 0xC1CAFA52
 
 

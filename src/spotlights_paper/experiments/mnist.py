@@ -58,14 +58,14 @@ class CNNSettings(ImageSettings):
     hidden: int = 128
     """Units of the linear layer between them and the classes."""
     dropout: float = 0.25
-    """Of what the convolutions found, in training."""
+    """Of the convolutions' outputs, in training."""
     lr: float = 2e-3
     """Of Adam; it falls to zero along half a cosine."""
     batch: int = 64
     dtype: str = "float16"
     """Half the size of float32."""
     voting_images: int | None = 2000
-    """A row of its linear layer has twice as many numbers as in the paper's network."""
+    """Fewer than all, because a row of its linear layer has twice as many numbers as in the paper's network."""
 
 
 ASKED = ["hidden", "classes"]
@@ -117,7 +117,7 @@ QUICK = PaperSettings(
 """Small enough for a test: a few seconds, and still some learning."""
 
 CONTINUAL = PaperSettings(steps=6000, switch=3000)
-"""3,000 steps of each data set; the optimizer goes on as it is."""
+"""3,000 steps of each data set; the optimizer keeps its state."""
 
 
 def _vanilla(settings: PaperSettings) -> PaperSettings:

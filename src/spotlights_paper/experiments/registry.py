@@ -21,7 +21,7 @@ from spotlights.errors import UnknownNameError
 from spotlights_paper.datasets import TextDataset
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What a run may be called: its name becomes that of files and of places on a page."""
+"""Names that a run may have: they become names of files and anchors on a page."""
 _DIGITS = 7
 """Of every number in an array; as many as float32 has."""
 

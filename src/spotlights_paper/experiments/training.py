@@ -116,7 +116,7 @@ class Trained:
     data: Mapping[str, Prepared]
     """By source, in the order in which they were trained on."""
     layers: list[str]
-    """Those that are asked about."""
+    """The layers that questions are about."""
 
     @property
     def sources(self) -> list[str]:

@@ -242,7 +242,15 @@ def plot_heat_maps(
                 bar.ax.tick_params(labelsize=7)
                 if not signed:
                     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+                    _mark_chance(bar.ax, 1 / len(columns))
     return figure
+
+
+def _mark_chance(axes: Axes, share: float) -> None:
+    """The share that each class would have if all had the same."""
+    if axes.get_ylim()[0] <= share <= axes.get_ylim()[1]:
+        axes.axhline(share, color=INK, linewidth=1.2)
+        axes.text(-0.3, share, f"chance, {100 * share:.0f} %", ha="right", va="center", fontsize=6.5, rotation=90)
 
 
 def _number_cells(axes: Axes, values: np.ndarray, largest: float, *, percent: bool) -> None:

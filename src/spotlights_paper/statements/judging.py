@@ -27,7 +27,7 @@ Verdict = tuple[bool, tuple[float, ...]]
 
 
 class NotThereError(Exception):
-    """A run has nothing to check a statement with."""
+    """A run lacks the results that a statement is about."""
 
 
 @dataclass(frozen=True)

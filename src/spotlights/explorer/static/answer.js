@@ -19,6 +19,7 @@ let group = null;
 let times = null;
 let left = null;
 let shades = null;
+let refused = false;
 let more = false;
 const examples = new Map();
 
@@ -33,7 +34,7 @@ export const measure = () => run.measures.find(({ name }) => name === state.meas
 export const layer = () => state.layer || answer?.layer || run.layers.at(-1).name;
 export const theAnswer = () => answer;
 const estimate = () => measure().estimate;
-const columns = () => [...Object.keys(run.groups).filter((name) => run.groups[name].length > 1), ...(run.visits ? ["step"] : [])];
+const columns = () => [...Object.keys(run.groups).filter((name) => run.groups[name].length > 1), ...(run.times ? ["step"] : [])];
 export const column = () => (columns().includes(state.per) ? state.per : columns()[0] ?? "step");
 export const look = (value, of = column()) => { const found = (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" }; return { ...found, name: visible(found.name) }; };
 const outputName = (number) => visible(answer.outputs.find((each) => each.number === number)?.name ?? number);
@@ -72,10 +73,11 @@ export async function showLayer() {
   $("examples").classList.add("busy");
   try {
     found = await ask("layer", wanted, "layer", waits($("examples"), ESTIMATING));
-    times = run.visits ? await ask("time", { ...wanted, where: "", top: "", by: "" }, "time") : null;
+    refused = false;
+    times = run.times ? await ask("time", { ...wanted, where: "", top: "", by: "" }, "time") : null;
     await withoutMasked();
     $("answer").hidden = Boolean(state.view);
-    $("when").hidden = !run.visits;
+    $("when").hidden = !run.times;
     tell();
     controls();
     drawSum();
@@ -86,6 +88,7 @@ export async function showLayer() {
   } catch (error) {
     if (error instanceof Replaced) return;
     found = null;
+    refused = true;
     tell();
     controls();
     $("answer").hidden = Boolean(state.view);
@@ -177,17 +180,18 @@ function which() {
 
 function sentence() {
   if (state.view === "audit") return "Which training examples may have taught it something wrong?";
-  if (!found || found.measure !== measure().name) return state.view ? "" : "…";
+  if (!found || found.measure !== measure().name) return state.view || refused ? "" : "…";
   const count = found.slots.toLocaleString("en");
-  const visits = `${count} ${run.visits ? "visits of training examples" : "visits, added up by example"}`;
+  const visits = `${count} ${run.visits ? "visits of training examples" : "visits of training examples (added up for each)"}`;
   const like = answer.tokens ? "what the network had read up to the marked token" : found.rows > 1 ? `the input (its ${found.rows.toLocaleString("en")} positions added up)` : "the input";
-  if (!found.signed) return `Similar examples: how alike ${found.layer} finds each of ${visits} and ${like}.`;
+  if (!found.signed) return `How similar the layer ${found.layer} finds ${like} and each of ${visits}.`;
   const name = targetName();
   if (estimate()) return [`Had a training example been left out, would the logit for ${name} be lower or higher? `, h("b", {}, "An estimate"), ": order and sign count, the size has no unit."];
   if (found.where) return `${range() ? `Steps ${range().map((step) => step.toLocaleString("en")).join(" to ")}` : found.where} alone add ${signed(found.total)} to the logit for ${name}.`;
   if (!found.exact && found.caution === "first order") return `Through ${found.layer}, ${visits} speak for or against ${name} by about ${signed(found.total)} (first order: the layers after it are not linear).`;
+  if (found.caution === "estimate") return ["Estimated from a sample of the visits: training adds about ", h("b", {}, signed(found.total)), ` to the logit for ${name}, which is ${shown(found.value)}.`];
   const parts = [...(found.totals[column()] ?? [])].sort((a, b) => Math.abs(b.total) - Math.abs(a.total)).slice(0, 2);
-  const largest = column() !== "step" && parts.length > 1 ? parts.map((part) => [h("b", { class: part.total >= 0 ? "for" : "against" }, signed(part.total)), ` from ${column()} ${look(part.value).name}, `]) : null;
+  const largest = column() !== "step" && parts.length > 1 ? parts.map((part) => [h("b", { class: part.total >= 0 ? "for" : "against" }, signed(part.total)), ` from examples ${column() === "label" ? "labelled" : `of ${column()}`} “${look(part.value).name}”, `]) : null;
   return [`The logit for ${name} is `, h("b", {}, shown(found.value)), `, a sum: ${shown(found.initial)} from the initial weights, `, largest, largest ? "… " : null, h("b", {}, signed(found.total)), ` in all from ${visits}.`];
 }
 
@@ -203,10 +207,10 @@ export function controls() {
   fill($("controls"),
     (now.signed || history) && state.view !== "audit" && outputs.length > 1 ? [choose("why", "target", target, outputs, (value) => pair(value, versus === value ? "" : versus ?? "")),
       choose("and not", "versus", versus ?? "", [["", "–"], ...outputs.filter(([number]) => String(number) !== target)], (value) => pair(target, value))] : null,
-    here || map ? choose("by", "pick-measure", now.name, run.measures.map(({ name, title, help }) => [name, title, help]), (value) => change({ measure: value, open: "" })) : null,
+    here || map ? choose("measure", "pick-measure", now.name, run.measures.map(({ name, title, help }) => [name, title, help]), (value) => change({ measure: value, open: "" })) : null,
     here && found && found.measure === now.name ? caution(found) : null,
     (here || map) && !estimate() && run.layers.length > 1 ? choose("in layer", "pick-layer", layer(), run.layers.map(({ name, in: into, out }) => [name, name, `${into} → ${out}`]), (value) => change({ layer: value, open: "" })) : null,
-    here && !estimate() && run.visits && run.examples ? choose("add up", "pick-by", state.by || "example", [["example", "examples", "An example's visits are added up"], ["slot", "visits", "Each visit on its own"]], (value) => change({ by: value })) : null,
+    here && !estimate() && run.visits && run.examples ? choose("one per", "pick-by", state.by || "example", [["example", "example", "An example's visits are added up"], ["slot", "visit", "Each time that training met an example"]], (value) => change({ by: value })) : null,
     state.where && here ? h("button", { class: "chip", id: "steps-chip", title: "Look at all of training again", onclick: () => change({ where: "" }) }, `only ${only} ✕`) : null);
 }
 
@@ -259,11 +263,11 @@ function drawSum() {
   const all = parts();
   const { rows, adds, total } = sumRows(found, all, { act: (part) => change({ open: part.key }), out: leaveOut });
   const by = columns().length > 1 ? choose("by", "pick-per", column(), columns().map((name) => [name, name === "step" ? "time" : name]), (value) => change({ per: value, open: "" })) : null;
-  const title = !found.signed ? `Total ${measure().title} by ${column()}` : estimate() ? `Influence on ${targetName()}` : adds ? `Why ${targetName()}: the logit is a sum` : `What speaks for and against ${targetName()}`;
+  const title = !found.signed ? `Total ${measure().title}${by ? "" : ` by ${column()}`}` : estimate() ? `Influence on ${targetName()}` : adds ? `Why ${targetName()}: the logit is a sum` : `What speaks for and against ${targetName()}`;
   $("sum").hidden = !rows.length; // such as a folded memory without a label: neither groups nor visits
   fill($("sum-title"), title, by, takeAway($("waterfall"), "spotlights-waterfall"));
   if (!rows.length) return;
-  waterfall($("waterfall"), rows, { sum: adds, label: title, open: opened(all), whole: adds && left ? found.value : null });
+  waterfall($("waterfall"), rows, { sum: adds, label: title, open: opened(all), whole: adds && left ? found.value : null, plain: !found.signed });
   const [pro, con] = [all.filter(({ value }) => value > 0), all.filter(({ value }) => value < 0)].map((side) => side.reduce((sum, { value }) => sum + value, 0));
   fill($("sum-note"), found.signed && !estimate() ? [h("b", { class: "for" }, signed(pro)), " speaks for it and ", h("b", { class: "against" }, signed(con)), ` against it; what is left is ${signed(pro + con)}. `] : null,
     adds && left ? [h("b", { class: "caution-text" }, `Without what is left out: ${shown(total)}`), ", the dashed line is the answer with everything. "] : "Click a bar to see its examples.");
@@ -296,7 +300,7 @@ function drawGroup() {
   const sideName = (sign) => (answered.signed ? ` that speak ${sign > 0 ? "for" : "against"} it` : "");
   const rows = [...answered.top.filter(({ value }) => value > 0), ...(answered.bottom ?? []).filter(({ value }) => value < 0)].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, answered.top[0]?.shown?.kind === "image" ? TILES : TOLD_TILES);
   const sum = (sign) => rows.filter(({ value }) => sign * value > 0).reduce((total, { value }) => total + value, 0);
-  const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: (row.shown?.kind === "text" && row.shown.text) || String(row.example ?? row.slot), masked: row.example !== undefined && isMasked("example", row.example),
+  const tiles = rows.map((row) => ({ value: row.value, example: row.example, image: row.shown?.image, smooth: row.shown?.smooth, text: (row.shown?.kind === "text" && row.shown.text) || `example ${row.example ?? row.slot}`, masked: row.example !== undefined && isMasked("example", row.example),
     title: `training example ${row.example ?? row.slot}: ${number(row.value)}${row.label === undefined ? "" : `, label ${look(row.label, "label").name}`}`, act: run.training_queries && row.example !== undefined ? () => ask_about(`train:${row.example}`) : () => leaveOutExample(row), enter: (event) => peek(row.example, event), leave: () => peek(null) }));
   if (shares) for (const [sign, whole, count] of [[1, shares.for], [-1, shares.against]]) {
     const rest = whole - sum(sign);
@@ -311,7 +315,7 @@ function drawGroup() {
   const curve = h("div", { class: "chart", id: "cumulative" });
   fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples${sideName(side)} make half of ${number(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}: as large as what each adds.`) : null, curve);
   if (!tiles.length) return fill(place, h("p", { class: "empty" }, "Nothing here."));
-  mosaic(place, tiles, { number, label: `Examples of ${name}`, height: Math.max(240, Math.min(480, 0.5 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
+  mosaic(place, tiles, { number, plain: !answered.signed, label: `Examples of ${name}`, height: Math.max(240, Math.min(480, 0.5 * place.clientWidth)), ink: ink() && !matchMedia("(prefers-color-scheme: dark)").matches });
   if (shares && shares.side > 1) cumulative(curve, shares);
 }
 
@@ -333,7 +337,7 @@ function cards() {
 }
 
 /** A row of training examples, as pictures, texts, or rows of one table under the query's. */
-export function rowsOf(title, rows, tone, { signed: hasSign }, what) {
+export function rowsOf(title, rows, tone, { signed: hasSign }, what, own = answer?.shown) {
   const number = (row) => (hasSign ? signed(row.value) : shown(row.value));
   const kind = rows[0]?.shown?.kind;
   const use = (row) => () => run.training_queries && row.example !== undefined && ask_about(`train:${row.example}`);
@@ -348,14 +352,14 @@ export function rowsOf(title, rows, tone, { signed: hasSign }, what) {
         : kind === "text" && answer.shown.kind === "text" && !answer.tokens ? shared(row.shown.text, answer.shown.text) : row.shown ? datum(row.shown, { ink: ink(), name: facts(row).join(", ") }) : h("span", { class: "quiet" }, facts(row).join(", ")),
       h("span", { class: "tag number" }, row.label === undefined || row.label === null ? null : h("b", { title: look(row.label, "label").name }, look(row.label, "label").name), h("span", { class: tone }, number(row)))), out(row));
   return h("div", {}, title ? h("h3", { class: tone }, title) : null, !rows.length ? h("p", { class: "empty" }, "Nothing here.")
-    : kind === "table" ? table(rows, { own: answer.shown, label: `Training examples ${tone}`.trim(), mark: (row) => ({ class: "card", "data-example": row.example ?? "" }), facts: tableFacts(rows, what, number, tone, out) }) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));
+    : kind === "table" ? table(rows, { own, label: `Training examples ${tone}`.trim(), mark: (row) => ({ class: "card", "data-example": row.example ?? "" }), facts: tableFacts(rows, what, number, (row) => tone || (!hasSign ? "" : row.value < 0 ? "against" : "for"), out) }) : h("div", { class: `cards ${kind === "image" ? "" : "text"} ${long && kind === "image" ? "named" : ""}` }, rows.map(card)));
 }
 
 /** What stands before an example's own columns: who it is, its label, its value, and the button that leaves it out. */
 const tableFacts = (rows, what, number, tone, out) => [
   ["example", (row) => row.example ?? row.slot],
   ...(rows.some(({ label }) => label !== undefined && label !== null) ? [["label", (row) => look(row.label, "label").name]] : []),
-  [what, (row) => h("b", { class: tone || (row.value < 0 ? "against" : "for") }, number(row))],
+  [what, (row) => h("b", { class: tone(row) }, number(row))],
   ...(run.no_masks || run.saved ? [] : [["", out]]),
 ];
 

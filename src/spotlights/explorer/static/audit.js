@@ -58,8 +58,8 @@ function draw() {
           h("p", { class: "quiet" }, `training example ${row.example}; its errors over ${row.visits} visits add up to ${shown(row.suspicion)}.`),
           h("div", { class: "decide" }, Object.keys(WORDS).map((word) => h("button", { "data-decision": word, "aria-pressed": String(decisions[row.example]?.decision === word), disabled: word === "relabel" && (row.says === null || row.says === undefined), onclick: () => decide(word) }, word === "relabel" && row.says !== null && row.says !== undefined ? `relabel: ${row.says_name} ` : `${word} `, h("kbd", {}, { keep: "k", relabel: "b", drop: "d" }[word]))),
             h("button", { onclick: () => moveOn(-1), disabled: row === suspects[0], "aria-label": "Previous suspect" }, "‹"), h("button", { onclick: () => moveOn(1), disabled: row === suspects.at(-1), "aria-label": "Next suspect" }, "›")),
-          run.training_queries ? h("button", { class: "more", onclick: () => ask_about(`train:${row.example}`, { view: "", where: "" }) }, "make it the input") : null)),
-      h("div", { id: "neighbours" }), h("div", { id: "affected" })),
+          run.training_queries ? h("button", { class: "more", onclick: () => ask_about(`train:${row.example}`, { view: "", where: "" }) }, "make it the input") : null), h("div", { id: "neighbours" })),
+      h("div", { id: "affected" })),
     h("section", { class: "panel wide" }, h("h2", {}, "The queue", h("span", { class: "quiet" }, "A ranking, not a verdict: hard and rare examples are here too."), run.no_masks ? null : h("button", { id: "mask-suspects", onclick: leaveOut }, "Leave all of these out"), state.where ? h("button", { onclick: () => change({ where: "" }) }, "Show all suspects") : null),
       suspects[0].shown?.kind === "table" ? queueTable(row) : h("div", { class: picture ? `strip ${suspects.some(({ label_name: name }) => String(name ?? "").length > 5) ? "named" : ""}` : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: Boolean(run.drawing), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
     h("section", { class: "panel wide", id: "decisions" }, h("h2", {}, `${made} decision${made === 1 ? "" : "s"}`, h("button", { id: "export-json", disabled: !made, onclick: () => take("json") }, "Export JSON"), h("button", { id: "export-csv", disabled: !made, onclick: () => take("csv") }, "Export CSV"), h("button", { disabled: !made, onclick: () => { decisions = {}; keep(); draw(); } }, "Forget all")),
@@ -81,11 +81,12 @@ const queueTable = (now) => table(suspects, { own: now.shown, name: "this one", 
 async function neighbours(row) {
   if (!run.training_queries || row.label === undefined || row.label === null || !("label" in run.groups)) return;
   const layer = theAnswer()?.layer ?? run.layers.at(-1).name;
-  const near = (label) => ask("layer", { q: `train:${row.example}`, layer, measure: "score", by: "example", where: `label=${spell(label)}`, top: 9 }).then(({ top }) => top.filter(({ example }) => example !== row.example).slice(0, 8)).catch(() => []);
+  const near = (label) => ask("layer", { q: `train:${row.example}`, layer, measure: "score", by: "example", where: `label=${spell(label)}`, top: 9 }).then(({ top }) => top.filter(({ example }) => example !== row.example).slice(0, 8).map(({ label: _, ...other }) => other)).catch(() => []);
   const agreeing = await near(row.label);
   const other = row.says === null || row.says === row.label ? [] : await near(row.says);
   if (current() !== row || !$("neighbours")) return;
-  fill($("neighbours"), h("div", { class: "sides" }, rowsOf(`Most similar with the given label, ${row.label_name}`, agreeing, "", { signed: false }, "score"), other.length ? rowsOf(`Most similar with what the network says, ${row.says_name}`, other, "", { signed: false }, "score") : null));
+  const by = () => h("span", { class: "quiet" }, "by score");
+  fill($("neighbours"), h("div", { class: "sides" }, rowsOf([`Most similar with the given label, ${row.label_name}`, by()], agreeing, "", { signed: false }, "score", row.shown), other.length ? rowsOf([`Most similar with what the network says, ${row.says_name}`, by()], other, "", { signed: false }, "score", row.shown) : null));
 }
 
 /** The test inputs that change without this example: asked with a click, since all of them are. */

@@ -3,32 +3,36 @@
 import { shown, signed } from "./dom.js";
 import { chart, colour, pressed, s, scale, text, ticks } from "./svg.js";
 
-const [ROW, TALL, FILLED] = [27, 52, 300];
+const [ROW, TALL, FILLED] = [27, 84, 400];
 const cut = (name, most) => (String(name).length > most ? `${String(name).slice(0, Math.max(1, most - 1))}…` : String(name));
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /**
  * A sum, row by row. Rows: {key, name, value, kept, dot, title, act, out}. `kept` is what is left of the value under a mask.
- * `sum` {start, end, …}: the rows lead from one number to another. Without it each row begins at zero.
+ * `sum`: the rows lead from one number to another. Without it each row begins at zero. `plain`: nothing speaks for or
+ * against. `beside`: the rows of other charts that are to have the same scale.
  */
-export function waterfall(place, rows, { sum = null, label, open = null, whole = null }) {
+export function waterfall(place, rows, { sum = null, label, open = null, whole = null, plain = false, beside = [] }) {
   const before = new Map([...place.querySelectorAll("[data-key] .solid")].map((bar) => [bar.parentNode.dataset.key, [bar.getAttribute("x"), bar.getAttribute("width")]]));
   const width = Math.max(240, place.clientWidth);
   const names = Math.min(Math.max(...rows.map(({ name }) => 7.2 * String(name).length + 26), 70), (width < 460 ? 0.4 : 0.34) * width, 230);
   const numbers = width < 460 ? 62 : 78;
-  const high = Math.max(ROW, Math.min(TALL, Math.floor(FILLED / rows.length))); // few rows are taller: the chart fills its place
-  let at = 0;
-  const bars = rows.map((row) => {
-    const from = !sum || row.absolute ? 0 : at;
-    const to = from + row.kept;
-    if (sum) at = row.absolute ? row.kept : to;
-    return { ...row, from, to, ghost: from + row.value };
-  });
-  const all = bars.flatMap(({ from, to, ghost, absolute }) => (absolute ? [to, 0] : [from, to, ghost]));
+  const high = Math.max(ROW, Math.min(TALL, Math.floor(Math.min(FILLED, 0.8 * width) / rows.length))); // few rows are taller: the chart fills its place
+  const placed = (list) => {
+    let at = 0;
+    return list.map((row) => {
+      const from = !sum || row.absolute ? 0 : at;
+      const to = from + row.kept;
+      if (sum) at = row.absolute ? row.kept : to;
+      return { ...row, from, to, ghost: from + row.value };
+    });
+  };
+  const bars = placed(rows);
+  const all = [...bars, ...placed(beside)].flatMap(({ from, to, ghost, absolute }) => (absolute ? [to, 0] : [from, to, ghost]));
   const x = scale([Math.min(0, ...all), Math.max(0, ...all)], [names + 8, width - numbers - 8]);
   const parts = bars.map((bar, number) => {
     const y = 4 + number * high;
-    const tone = bar.absolute ? colour("ink") : bar.kept >= 0 ? colour("for") : colour("against");
+    const tone = bar.absolute ? colour("ink") : plain ? colour("accent") : bar.kept >= 0 ? colour("for") : colour("against");
     const [left, right] = [Math.min(x(bar.from), x(bar.to)), Math.max(x(bar.from), x(bar.to))];
     const less = bar.kept !== bar.value;
     const solid = s("rect", { class: "solid", x: left, width: Math.max(1.5, right - left), y: y + 4, height: high - 8, rx: 3, fill: tone });
@@ -42,7 +46,7 @@ export function waterfall(place, rows, { sum = null, label, open = null, whole =
       text(bar.dot ? 19 : 5, y + high / 2 + 0.5, cut(bar.name, Math.floor((names - 22) / 7)), { "font-weight": bar.absolute ? 650 : 450, fill: less && !bar.kept ? colour("quiet") : colour("ink") }),
       less ? s("rect", { x: Math.min(x(bar.from), x(bar.ghost)), width: Math.abs(x(bar.ghost) - x(bar.from)), y: y + 4.5, height: high - 9, rx: 3, fill: "none", stroke: colour("caution"), "stroke-dasharray": "3 3" }) : null,
       solid,
-      text(width - 4, y + high / 2 + 0.5, bar.absolute ? shown(bar.kept) : signed(bar.kept), { "text-anchor": "end", fill: tone, "font-weight": bar.absolute ? 700 : 500, "font-size": 13, style: "font-variant-numeric: tabular-nums" }));
+      text(width - 4, y + high / 2 + 0.5, bar.absolute || plain ? shown(bar.kept) : signed(bar.kept), { "text-anchor": "end", fill: tone, "font-weight": bar.absolute ? 700 : 500, "font-size": 13, style: "font-variant-numeric: tabular-nums" }));
   });
   const lines = sum ? bars.slice(0, -1).map(({ to }, number) => s("line", { x1: x(to), x2: x(to), y1: 4 + number * high + high - 4, y2: 8 + (number + 1) * high, stroke: colour("quiet"), "stroke-width": 1 })) : [];
   const zero = s("line", { x1: x(0), x2: x(0), y1: 2, y2: 4 + rows.length * high, stroke: colour("faint") });
@@ -94,16 +98,26 @@ function wrapped(name, most, count) {
 
 const [STRIP, LENS] = [20, 18];
 
+/** The tiles are one stop of the tab key; arrows go from one to the next. */
+const among = (act) => (event) => {
+  const by = { ArrowRight: "next", ArrowDown: "next", ArrowLeft: "previous", ArrowUp: "previous" }[event.key];
+  if (!by) return pressed(act)(event);
+  event.preventDefault();
+  event.stopPropagation(); // elsewhere arrows go to another input
+  const next = event.currentTarget[`${by}ElementSibling`];
+  if (next?.classList.contains("tile")) next.focus();
+};
+
 /**
  * Examples as tiles, area by the size of their value. Above them is a strip for the whole group: the tiles are what a lens shows of
  * its first part, and `rest` are those that have no tile.
  */
-export function mosaic(place, tiles, { label, height, ink, number = signed }) {
+export function mosaic(place, tiles, { label, height, ink, number = signed, plain = false }) {
   const width = Math.max(240, place.clientWidth);
   const ordered = tiles.filter(({ value, rest }) => value && !rest).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const rests = tiles.filter(({ value, rest }) => value && rest);
   const size = (list) => list.reduce((sum, { value }) => sum + Math.abs(value), 0);
-  const tone = ({ value }) => colour(value >= 0 ? "for" : "against");
+  const tone = ({ value }) => colour(plain ? "accent" : value >= 0 ? "for" : "against");
   const top = rests.length ? STRIP + LENS : 0;
   const x = scale([0, size(tiles)], [1, width - 1]);
   const seen = x(size(ordered));
@@ -124,10 +138,10 @@ export function mosaic(place, tiles, { label, height, ink, number = signed }) {
     const [wide, high] = [Math.max(0.5, w - 2), Math.max(0.5, t - 2)];
     const picture = tile.image && Math.min(w, t) > 9;
     const told = picture ? Math.min(w, t) > 62 : w > 52 && t > 40;
-    const fits = told && w > 10 + 7 * number(tile.value).length;
+    const fits = told && w > 14 + 7.7 * number(tile.value).length;
     const words = !picture && told ? wrapped(tile.text, Math.floor((w - 12) / 6.7), Math.floor((t - 24) / 15)) : [];
-    return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? 0 : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
-      onclick: tile.act ?? null, onkeydown: tile.act ? pressed(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
+    return s("g", { class: tile.act ? "tile can" : "tile", role: tile.act ? "button" : "img", tabindex: tile.act ? (place ? -1 : 0) : null, "aria-label": tile.title, "data-example": tile.example ?? "", opacity: tile.masked ? 0.25 : 1,
+      onclick: tile.act ?? null, onkeydown: tile.act ? among(tile.act) : null, onpointerenter: tile.enter ?? null, onpointerleave: tile.leave ?? null, onfocus: tile.enter ?? null, onblur: tile.leave ?? null },
       s("title", {}, tile.title),
       s("rect", { x: left + 1, y: y + 1, width: wide, height: high, rx: 3, fill: tone(tile), "fill-opacity": picture ? 1 : 0.17 }),
       picture ? s("image", { href: tile.image, x: left + 3, y: y + 3, width: Math.max(1, wide - 4), height: Math.max(1, high - 4), preserveAspectRatio: "xMidYMid slice", style: `${tile.smooth ? "" : "image-rendering: pixelated;"}${ink ? "filter: invert(1)" : ""}` }) : null,

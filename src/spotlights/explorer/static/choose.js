@@ -70,13 +70,19 @@ async function list() {
     $("earlier").disabled = filters.first === 0;
     $("later").disabled = last >= found.matching;
     $("random").disabled = !found.matching;
-    if (!state.q && listed.length) change({ q: `test:${listed[0].id}` }, { quietly: true });
+    if (!state.q && listed.length) change({ q: `test:${(await interesting()).id}` }, { quietly: true });
     markCurrent();
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, list));
   } finally {
     place.classList.remove("busy");
   }
+}
+
+/** What the page opens with: an answer that is wrong, if there is one. */
+async function interesting() {
+  const wrong = listed.find(isWrong) ?? (run.labelled ? (await ask("inputs", { only: "wrong", count: 1 })).inputs[0] : null);
+  return wrong ?? listed[0];
 }
 
 /** No input is like that: why, and the way back. */
@@ -95,15 +101,17 @@ function thumbnail(input) {
   const short = name;
   const title = input.said === null ? `input ${input.id}`
     : `input ${input.id}: says ${name(input.said)} (${percent(input.share)})${wrong ? `, is ${name(input.label)}` : ""}`;
-  const tag = input.said === null ? null : h("span", { class: "tag" }, wrong ? `${short(input.said)}, is ${short(input.label)}` : `${short(input.said)}`);
+  const tag = input.said === null ? null : h("span", { class: "tag" }, short(input.said), !wrong ? null : String(short(input.label)).length < 5 ? `, is ${short(input.label)}` : h("span", {}, `is ${short(input.label)}`));
   return h("button", { class: wrong ? "thumb wrong" : "thumb", title, "data-id": String(input.id), "aria-label": title,
     onclick: () => ask_about(`test:${input.id}`) },
     datum(input.shown, { ink: Boolean(run.drawing), name: title }), tag);
 }
 
 export function markCurrent() {
-  for (const each of document.querySelectorAll("#inputs .thumb"))
+  for (const each of document.querySelectorAll("#inputs .thumb")) {
     each.setAttribute("aria-current", String(state.q === `test:${each.dataset.id}`));
+    if (state.q === `test:${each.dataset.id}`) $("inputs").scrollLeft = each.offsetLeft - 150; // on a phone they stand in one row
+  }
 }
 
 function page(by) {

@@ -41,9 +41,6 @@ function draw() {
   fill($("view"), pair.map(side), h("section", { class: "panel wide" }, h("h2", {}, `Of the 24 examples that speak most for it, ${both} are the same in both`),
     h("div", { class: "sides" }, pair.map((each, number) => h("div", {}, rowsOf(`Only in ${each.title}`, only(each, pair[1 - number], "top"), "for", each.found, "contribution"), each.found.signed ? rowsOf(`Only in ${each.title}, against`, only(each, pair[1 - number], "bottom"), "against", each.found, "contribution") : null)))));
   const order = sumParts(pair[0].found).map(({ key: name }) => name);
-  pair.forEach(({ found }, number) => {
-    const parts = sumParts(found).sort((a, b) => order.indexOf(a.key) - order.indexOf(b.key));
-    const { rows, adds } = sumRows(found, parts);
-    waterfall($(`twin-${number}`), rows, { sum: adds, label: `The sum in ${pair[number].title}: ${shown(found.value)}` });
-  });
+  const sums = pair.map(({ found }) => sumRows(found, sumParts(found).sort((a, b) => order.indexOf(a.key) - order.indexOf(b.key))));
+  sums.forEach(({ rows, adds }, number) => waterfall($(`twin-${number}`), rows, { sum: adds, plain: !pair[0].found.signed, beside: sums[1 - number].rows, label: `The sum in ${pair[number].title}: ${shown(pair[number].found.value)}` }));
 }

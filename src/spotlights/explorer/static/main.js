@@ -32,9 +32,7 @@ async function start() {
     return fill($("look"), problem(error, () => location.reload()));
   }
   document.title = `Spotlights: ${run.title}`;
-  const visits = run.visits ? "visits of training examples" : "training examples, their visits added up";
-  fill($("title"), run.title, ` · ${run.slots.toLocaleString("en")} ${run.visits ? "visits" : "examples"} in ${run.steps.toLocaleString("en")} steps · ${run.optimizer}`);
-  explain($("title"), `${run.slots.toLocaleString("en")} ${visits} (of a text: of its tokens; of an image in a convolution: of its positions), from ${run.steps.toLocaleString("en")} steps with ${run.optimizer}, counted in the layer that has most.`);
+  fill($("title"), run.title, run.observed ? " · observed after training" : ` · ${run.steps.toLocaleString("en")} steps of ${run.optimizer}`);
   if (!run.slots) {
     fill($("look"), h("p", { class: "empty" }, "This memory has no slots yet. They come with its first segment."));
     return follow_recording();
@@ -79,6 +77,7 @@ async function changed(keys) {
 async function draw(keys) {
   const some = (...wanted) => keys.some((key) => wanted.includes(key));
   markCurrent();
+  if (![...$("views").children].some((each) => each.dataset.view === state.view)) state.view = ""; // of a bad link, or of another memory
   document.body.dataset.view = state.view;
   for (const each of $("views").children) each.setAttribute("aria-current", each.dataset.view === state.view ? "page" : "false");
   $("answer").hidden = Boolean(state.view);
@@ -128,7 +127,7 @@ function badges({ masks, verified, recording, outdated }) {
   } else if (masks !== null) {
     fill($("badges"), explain(h("span", { class: "badge wait" }, `verifying … ${Math.round(100 * masks)} %`), "Adding up every slot, to compare the sum with the trained network."));
   } else {
-    fill($("badges"), explain(h("span", { class: "badge wait" }, run.observed ? "observed: estimates" : "scores only"), run.no_masks));
+    fill($("badges"), explain(h("span", { class: "badge wait" }, run.measures.some(({ signed }) => signed) ? "estimates" : "scores only"), run.no_masks));
   }
 }
 

@@ -53,7 +53,7 @@ export async function showMap(keys) {
 }
 
 function lay() {
-  canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "img", "aria-label": "Map of the training examples", onpointerdown: press, onpointermove: hover, onpointerup: release, onpointerleave: () => peek(null) });
+  canvas = h("canvas", { id: "map-canvas", tabindex: 0, role: "img", "aria-label": "Map of the training examples", onpointerdown: press, onpointermove: hover, onpointerup: release, onpointerleave: () => peek(null), onkeydown: ring });
   fill($("view"), h("section", { class: "panel wide", id: "map" }, h("h2", { id: "map-title" }), h("div", { class: "chart", id: "map-place" }, canvas), h("p", { class: "quiet", id: "map-note" })),
     h("section", { class: "panel wide", id: "chosen" }));
 }
@@ -68,9 +68,9 @@ function rank() {
 function tell() {
   const paint = map.groups.length ? choose("colour by", "paint", state.paint || "value", [["value", measure().signed ? "for and against" : measure().title], ["group", map.per]], (value) => change({ paint: value })) : null;
   const placed = run.saved ? null : choose("placed by", "projection", map.projection, [["pca", "two directions", "The two directions in which the keys differ most (PCA)"], ["umap", "neighbours", "Examples with similar keys lie together (UMAP)"]], (value) => change({ projection: value === "pca" ? "" : value }));
-  const about = measure().signed ? `what each adds to ${targetName(lamp.target, lamp.versus)}` : measure().title;
+  const about = measure().signed ? `${measure().estimate ? "its influence on" : "what each adds to"} ${targetName(lamp.target, lamp.versus)}` : measure().title;
   fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, placed, takeAway($("map-place"), "spotlights-map"));
-  fill($("map-note"), map.explained === null ? `Each point is a training example. UMAP puts those together whose inputs of ${map.layer} are similar; distances between far points mean nothing. The ring is the input, between the examples nearest to it` : `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input`, "; the brighter a point, the more it matters", measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some to add them up or leave them out.",
+  fill($("map-note"), map.explained === null ? `Each point is a training example. UMAP puts those together whose inputs of ${map.layer} are similar; distances between far points mean nothing. The ring is the input, between the examples nearest to it` : `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input`, "; the brighter a point, the more it matters", measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some, or press ↑ and ↓ for a ring around the input: they are added up below.",
     by() === "group" ? h("span", { class: "key" }, (run.groups[map.per] ?? []).map(({ name, colour: each }) => h("span", {}, h("i", { style: { background: each } }), name))) : null);
   canvas.setAttribute("aria-label", `Map of ${map.count} training examples in ${map.layer}; the brightest are listed below`);
 }
@@ -84,7 +84,8 @@ function resize() {
   if (!wide) return;
   const ratio = Math.min(2, devicePixelRatio || 1);
   canvas.width = Math.round(wide * ratio);
-  canvas.height = Math.round(Math.min(Math.max(0.66 * wide, Math.min(380, 1.15 * wide)), Math.max(320, 0.74 * innerHeight)) * ratio);
+  const left = innerHeight - canvas.getBoundingClientRect().top - scrollY - 70; // the whole map on the first screen, with the words under it
+  canvas.height = Math.round(Math.min(1.15 * wide, Math.max(380, left)) * ratio);
   canvas.style.height = `${canvas.height / ratio}px`;
   paint(map.at);
 }
@@ -100,12 +101,12 @@ const onScreen = (x, y) => [MARGIN + x * (canvas.width - 2 * MARGIN), canvas.hei
 const byGroup = () => by() === "group";
 const pointSize = () => (map.count > 20000 ? 1 : map.count > 3000 ? 1.5 : 2.4) * Math.max(1, canvas.width / 1500);
 
-/** The shades of a point, from dim to bright: of each group, or for and against; and of points in no group. */
+/** The shades of a point, from dust to bright: of each group, or for and against; and of points in no group. */
 function palette() {
-  const ground = rgb(colour("night"));
+  const [ground, dust] = [rgb(colour("night")), byGroup() ? null : rgb(colour("dust"))];
   const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
-  const mix = (tone, share) => pack(tone.map((each, side) => Math.round(ground[side] + (each - ground[side]) * share)));
-  const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, 0.2 + (0.8 * share) / 32));
+  const mix = (tone, share) => pack(tone.map((each, side) => Math.round((dust ?? ground)[side] + (each - (dust ?? ground)[side]) * share)));
+  const shades = (tone) => Array.from({ length: 33 }, (_, share) => mix(tone, dust ? share / 32 : 0.3 + (0.7 * share) / 32));
   const tones = byGroup() ? (run.groups[map.per] ?? []).map(({ colour: each }) => each) : [colour("lit-for"), colour("lit-against")];
   return { ground: pack(ground), tones: tones.map((each) => shades(rgb(each))), grey: shades(rgb(colour("ghost"))) };
 }
@@ -124,9 +125,11 @@ function paint(at, moving = null) {
     const shade = tone[Math.round(32 * light)];
     const x = MARGIN + Math.round((at[2 * point] / 65535) * wide);
     const y = height - MARGIN - Math.round((at[2 * point + 1] / 65535) * high);
-    const far = Math.round(size * (1 + 2 * light));
+    const radius = size * (1 + 2 * light);
+    const far = Math.round(radius);
+    const round = radius * radius + 0.25;
     for (let row = Math.max(0, y - far); row <= Math.min(height - 1, y + far); row++) for (let pixel = Math.max(0, x - far); pixel <= Math.min(width - 1, x + far); pixel++)
-      if ((row - y) ** 2 + (pixel - x) ** 2 <= far * far + 1) data[row * width + pixel] = shade;
+      if ((row - y) ** 2 + (pixel - x) ** 2 <= round) data[row * width + pixel] = shade;
   }
   if (moving) return canvas.getContext("2d").putImageData(image, 0, 0);
   if (points.width !== width || points.height !== height) Object.assign(points, { width, height });
@@ -198,15 +201,18 @@ function nameGroups(context, ratio) {
   context.font = `650 ${14 * ratio}px system-ui, sans-serif`;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  map.middles.forEach((middle, group) => {
-    if (!middle) return;
-    const [x, y] = onScreen(...middle);
+  context.lineJoin = "round";
+  const written = [[...onScreen(...lampAt()), 40 * ratio]]; // where the input's ring and other names are: a name goes below them
+  map.middles.map((middle, group) => middle && [...onScreen(...middle), named[group].name]).filter(Boolean).sort((one, other) => one[1] - other[1]).forEach(([x, middle, name]) => {
+    const wide = context.measureText(name).width;
+    let y = middle;
+    for (const [left, top, long] of written.sort((one, other) => one[1] - other[1])) if (Math.abs(x - left) < (wide + long) / 2 && Math.abs(y - top) < 19 * ratio) y = top + 19 * ratio;
+    written.push([x, y, wide]);
     context.lineWidth = 4 * ratio;
-    context.lineJoin = "round";
-    context.strokeStyle = "#10141bd0";
-    context.strokeText(named[group].name, x, y);
+    context.strokeStyle = "#0b0e14d0";
+    context.strokeText(name, x, y);
     context.fillStyle = "#f4f5f7";
-    context.fillText(named[group].name, x, y);
+    context.fillText(name, x, y);
   });
 }
 
@@ -286,9 +292,26 @@ function hover(event) {
 function release() {
   pressed = false;
   if (shape.length < 3) shape = [];
+  enclose();
+}
+
+function enclose() {
   chosen = shape.length ? inside() : null;
   compose();
   showChosen();
+}
+
+let around = 0;
+
+/** By keyboard, a ring around the input that grows and shrinks. */
+function ring(event) {
+  if (!map || !["ArrowUp", "ArrowDown"].includes(event.key)) return;
+  event.preventDefault();
+  around = Math.max(0, Math.min(20, around + (event.key === "ArrowUp" ? 1 : -1)));
+  const [x, y] = onScreen(...lampAt());
+  const far = 0.025 * around * canvas.width;
+  shape = far ? Array.from({ length: 48 }, (_, at) => [x + far * Math.cos((at * Math.PI) / 24), y + far * Math.sin((at * Math.PI) / 24)]) : [];
+  enclose();
 }
 
 function inside() {

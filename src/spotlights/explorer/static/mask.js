@@ -21,7 +21,7 @@ export function setUpMasking(about) {
 
 export function showMaskControls() {
   const place = $("mask-controls");
-  if (run.no_masks) return fill(place, h("p", { class: "quiet" }, run.no_masks));
+  if (run.no_masks) return $("leave").classList.add("wide"), fill(place, h("p", { class: "quiet" }, run.no_masks));
   const parts = maskParts();
   const groups = Object.entries(run.groups).filter(([, values]) => values.length > 1 && values.length <= MOST_CHIPS);
   const stretch = run.edges.length > 1 && (parts.step ?? []).length < 2;

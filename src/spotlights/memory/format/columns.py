@@ -362,13 +362,8 @@ def _spread(
 ) -> Shaped[np.ndarray, "rows"] | None:
     """One value for each row of a layer, None if the column does not fit.
 
-    A value of shape (B,) holds for all positions of its example, one of shape (B, L) for its position.
-
-    Args:
-        column: shape (), (B,) or (B, L).
-        lead: the leading shape of the rows.
-        shaped: the same, with (B·L,) as (B, L) if that is known.
-        axis: which axis of `shaped` counts the examples.
+    A value of shape (B,) holds for all positions of its example, one of shape (B, L) for its position. `shaped` is the
+    leading shape `lead` of the rows, with (B·L,) as (B, L) if that is known; its `axis` counts the examples.
     """
     if not column.ndim:
         return np.full(math.prod(lead), column)

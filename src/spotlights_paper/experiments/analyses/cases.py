@@ -19,7 +19,7 @@ from spotlights_paper.experiments.training import Trained, answers
 _PICTURES = 3
 """Training images shown for each layer."""
 _CANDIDATES = 60
-"""Test images among which one is looked for of which all is true that the paper says of its own."""
+"""The first test images, among which one is searched that fits all that the paper says of its own."""
 _RANKS = 200
 """Points of the curve of totals per training example."""
 
@@ -124,7 +124,7 @@ class Case:
     figure: str = ""
     """The paper's figure that shows this image, or one of its kind."""
     fits: bool = True
-    """Whether the image is as the paper says of its own; False: no image was, and this is the first of its label."""
+    """Whether what the paper says of its own image holds for this one; if False, this is the first of its label."""
     fitting: float = float("nan")
     """The share of the first images of this label and answer of which all of that is true; NaN for the paper's own."""
 

@@ -63,7 +63,7 @@ class Glance:
 
 
 Rule = Callable[[Glance], bool]
-"""Whether a test image is as the paper says of its own."""
+"""Whether the paper's words about its own test image are true of this one."""
 
 
 def glances(trained: Trained, test: Images, places: Int64[Tensor, "images"]) -> list[Glance]:

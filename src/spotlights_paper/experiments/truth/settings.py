@@ -67,7 +67,7 @@ class WordMean(nn.Module):
         return self.last(self.hidden(self.embedding(words).mean(dim=1)).relu())
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     """Attention to what came before, then two wide layers."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -90,7 +90,7 @@ class Block(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
 
 
-class GPT(nn.Module):
+class SmallGPT(nn.Module):
     """A transformer with a table of positions; embeddings start at a standard deviation of 0.02."""
 
     def __init__(self, tokens: int, length: int, *, width: int, heads: int, blocks: int) -> None:
@@ -99,7 +99,7 @@ class GPT(nn.Module):
         self.places = nn.Embedding(length, width)
         for table in (self.tokens, self.places):
             nn.init.normal_(table.weight, std=0.02)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(blocks)))
         self.last_norm = nn.LayerNorm(width)
         self.last = nn.Linear(width, tokens)
 
@@ -141,8 +141,8 @@ def _mnist_mlp() -> nn.Module:
     return mlp((784, 128, 64, 10))
 
 
-_letter_gpt = partial(GPT, 128, LETTERS, width=32, heads=4, blocks=1)
-_wiki_gpt = partial(GPT, KNOWN_WORDS, LONG, width=128, heads=4, blocks=4)
+_letter_gpt = partial(SmallGPT, 128, LETTERS, width=32, heads=4, blocks=1)
+_wiki_gpt = partial(SmallGPT, KNOWN_WORDS, LONG, width=128, heads=4, blocks=4)
 """1.3 million parameters, half a million of them in words."""
 
 

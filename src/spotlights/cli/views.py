@@ -1,0 +1,107 @@
+"""The explorer's map and its comparison as commands: the same numbers, as tables."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spotlights.cli import options
+from spotlights.cli.options import AsJson, TableFile, app, optional, print_json, print_result, waiting, write_table
+from spotlights.cli.subjects import find_subject, other_subject
+from spotlights.errors import SettingError
+
+SignedMeasure = Annotated[str, typer.Option(help="contribution, influence, score or absolute.")]
+AnswersLayer = Annotated[str | None, optional(help="The layer; the one that answers by default.")]
+
+
+@app.command("map", epilog="Example:  [bold]spotlights map runs/demo 60008 --table map.csv[/]")
+def show_map(
+    memory: options.Memory,
+    query: options.Query,
+    subject: options.Subject = None,
+    layer: AnswersLayer = None,
+    measure: SignedMeasure = "contribution",
+    target: options.Target = None,
+    projection: Annotated[
+        str, typer.Option(help="pca, the two directions in which the keys differ most; or umap, neighbours together.")
+    ] = "pca",
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="How many examples are printed.")] = 10,
+    engine: options.Engine = None,
+    table: TableFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a layer puts the training examples and an input; --table writes all of them."""
+    from spotlights.explorer import maps
+    from spotlights.results import build
+
+    with waiting("Finding two directions"):
+        explorer, asked, wanted = _ask(find_subject(memory, subject), query, layer, measure, target)
+        facts, rows = maps.rows(explorer, asked, wanted, projection)
+    write_table(rows, table)
+    rows.sort(key=lambda row: -abs(row["value"]))
+    if as_json:
+        return print_json({**facts, "points": len(rows), "rows": rows[:k]})
+    title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {wanted.layer}"
+    note = f"the {min(k, len(rows))} of {len(rows):,} training examples with the largest {measure}"
+    print_result(build(title, list(rows[0]), [list(row.values()) for row in rows[:k]], note))
+
+
+@app.command(epilog="Example:  [bold]spotlights compare runs/demo runs/cleaned 60008[/]")
+def compare(
+    memory: options.Memory,
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another memory: of another seed, or after cleaning.")],
+    query: options.Query,
+    subject: options.Subject = None,
+    layer: AnswersLayer = None,
+    measure: SignedMeasure = "contribution",
+    target: options.Target = None,
+    by: Annotated[str | None, optional(help="The column of the groups; the first one by default.")] = None,
+    engine: options.Engine = None,
+    table: TableFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what an answer is made of in two memories."""
+    from spotlights.explorer.spotlight import spotlight
+    from spotlights.results import build
+
+    with waiting("Asking both memories"):
+        first = find_subject(memory, subject)
+        explorer, asked, wanted = _ask(first, query, layer, measure, target)
+        there, asked_there, _ = _ask(other_subject(first, other, subject), query, wanted.layer, measure, wanted.target)
+        one, two = spotlight(explorer, asked, wanted), spotlight(there, asked_there, wanted)
+        said = [each.answer(of)["said_name"] for each, of in ((explorer, asked), (there, asked_there))]
+    sums = [_sum(each, by or next(iter(one["totals"]), "")) for each in (one, two)]
+    names = list(dict.fromkeys([*sums[0], *sums[1]]))
+    rows = [{"part": name, "here": sums[0].get(name), "there": sums[1].get(name)} for name in names]
+    write_table(rows, table)
+    if as_json:
+        return print_json({"query": asked.name, "here": one, "there": two, "rows": rows})
+    same = len({row.get("example") for row in one["top"]} & {row.get("example") for row in two["top"]})
+    title = f"{asked.name}: the network says {said[0]}; the other, {said[1]}"
+    note = f"{measure} in {wanted.layer}; of the {len(one['top'])} largest examples, {same} are the same in both"
+    print_result(build(title, ["part", "here", "there"], [list(row.values()) for row in rows], note))
+
+
+def _ask(subject: Any, query: str, layer: str | None, measure: str, target: str | None) -> tuple[Any, Any, Any]:
+    """What the explorer is asked: the explorer itself, the query, and what to look at."""
+    from spotlights.explorer.explorer import Explorer
+    from spotlights.explorer.queries import kind_named, known_layer, read_query
+    from spotlights.explorer.spotlight import Wanted
+
+    explorer, kind = Explorer(subject, prepare=False), kind_named(measure)
+    asked = read_query(subject, query if ":" in query else f"test:{query}")
+    layer = known_layer(layer, explorer.opened.layers) if layer else explorer.answering_layer(asked)
+    if kind.signed and target is None:  # of two memories, the same output
+        target = str(explorer.answer(asked)["said"])
+    return explorer, asked, Wanted(layer, kind.name, target)
+
+
+def _sum(found: dict[str, Any], column: str) -> dict[str, float]:
+    """The rows of the waterfall, by name; without the initial weights where they are not part of a sum."""
+    if column not in found["totals"]:
+        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(found['totals'])}.")
+    parts = {f"{column} {row['value']}": row["total"] for row in found["totals"][column]}
+    if found["initial"] is None or not (found["exact"] or found["caution"] == "approximate"):
+        return parts
+    rest = found["value"] - found["initial"] - sum(parts.values())
+    return {"initial weights": found["initial"], **parts, "rounding": rest, "logit": found["value"]}
