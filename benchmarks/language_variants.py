@@ -26,7 +26,7 @@ from spotlights_paper.experiments.truth.margins import Margins
 from spotlights_paper.experiments.truth.recorded import words
 from spotlights_paper.experiments.truth.retraining import halves, retrained
 from spotlights_paper.experiments.truth.scoring import score_of
-from spotlights_paper.experiments.truth.settings import GPT, Setting, epoch_orders, initial_network
+from spotlights_paper.experiments.truth.settings import Setting, SmallGPT, epoch_orders, initial_network
 
 HALVES = 60
 Matrices = dict[str, Tensor]
@@ -62,7 +62,7 @@ SETTINGS: dict[str, tuple[Setting, Callable[[], Data]]] = {
         Setting(
             name="wiki-letters",
             data="",
-            network=partial(GPT, 61, 32, width=24, heads=3, blocks=1),
+            network=partial(SmallGPT, 61, 32, width=24, heads=3, blocks=1),
             optimizer="adamw",
             lr=3e-3,
             batch=24,
@@ -74,7 +74,7 @@ SETTINGS: dict[str, tuple[Setting, Callable[[], Data]]] = {
         Setting(
             name="fable-words",
             data="",
-            network=partial(GPT, 600, 24, width=32, heads=4, blocks=2),
+            network=partial(SmallGPT, 600, 24, width=32, heads=4, blocks=2),
             optimizer="adamw",
             lr=2e-3,
             batch=16,
