@@ -64,6 +64,14 @@ def test_a_whole_image_is_the_sum_of_its_positions(recorded, layer: str):
     assert ("added up over the" in (whole.note or "")) == (layer == "strokes")
 
 
+def test_whole_inputs_have_a_contribution_each(recorded):
+    memory, model, images = recorded
+    several = memory.attend(model, images[:2])["strokes"].whole().contributions(lambda output: output[:, 1])
+    single = [memory.attend(model, image[None])["strokes"].contributions(1) for image in images[:2]]
+    totals = torch.cat([contributions.total() for contributions in single])
+    torch.testing.assert_close(several.total(), totals, **EXACT)
+
+
 def test_the_sum_of_cosines_is_that_of_every_row(recorded):
     memory, model, images = recorded
     found = memory.attend(model, images[:1], kernel="cosine")["strokes"]

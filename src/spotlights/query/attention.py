@@ -93,7 +93,10 @@ class Attention(LayerMeasured):
         return self._with(queries=self.queries[wanted], _rows=rows)
 
     def whole(self) -> Attention:
-        """The attention of a whole input that this layer sees as many rows: added up over them (docs/layers.md)."""
+        """The attention of an input that this layer sees as many rows: added up over them (docs/layers.md).
+
+        Of several inputs, scores add up over the rows of all of them; contributions are one for each input.
+        """
         return self._with(_summed=True)
 
     def weighted(self) -> Attention:
@@ -217,7 +220,7 @@ class Attention(LayerMeasured):
         if target is not None:
             adds_up = self._forward.adds_up(self.use, target, asked)
         inputs = None
-        if rows or self._rows is not None or self._summed:
+        if rows or self._rows is not None:
             own = self._directions(target, unit).cpu()
             queries, own = self.queries, own if self._rows is None else own[self._rows]
         else:
@@ -228,7 +231,7 @@ class Attention(LayerMeasured):
         directed = DirectedQueries(*pair, own.new_ones(len(own)))
         options: dict[str, Any] = {"adds_up": adds_up, "differs": self._differs, "inputs": inputs}
         contributions = Contributions(self.view, self.recorded, directed, **options)
-        return contributions.whole() if self._summed else contributions
+        return contributions.whole() if self._summed and self._rows is not None else contributions
 
     def _directions(self, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
         if target is not None:
