@@ -215,12 +215,6 @@ def test_a_class_that_is_no_whole_number_is_refused():
         contributions(mlp(), "4", torch.tensor([0.0, 1.0, 2.0]))
 
 
-def test_what_is_no_target_is_refused():
-    run = mlp()
-    with pytest.raises(sl.SettingError, match=r"target=None: give a class.*or a function"):
-        run.memory.attend(run.model, run.queries).history(None)
-
-
 @pytest.mark.parametrize("function", [lambda output: output, lambda output: output.sum(), lambda output: 3])
 def test_a_function_must_give_one_number_for_each_input(function):
     with pytest.raises(sl.ShapeMismatchError, match="one number for each input"):

@@ -497,6 +497,11 @@ def run() -> Run:
     return train(TASKS["mlp"], LOOPS["adamw"], steps=20)
 
 
+def test_no_target_is_refused(run: Run):
+    with pytest.raises(sl.SettingError, match=r"target=None: give a class.*or a function"):
+        run.memory.attend(run.model, run.queries).history(None)
+
+
 @pytest.fixture(scope="module")
 def history(run: Run) -> sl.History:
     return run.history(

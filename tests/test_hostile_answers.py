@@ -133,6 +133,11 @@ def test_hours_of_retraining_are_not_lost_where_nothing_can_be_written(tmp_path:
 # -- files of answers -------------------------------------------------------------------------------------
 
 
+def _need_pyarrow(name: str) -> None:
+    if name.endswith(("arrow", "parquet")):
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'spotlights[arrow]'")
+
+
 def _full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -140,6 +145,8 @@ def _full() -> None:
 @pytest.mark.parametrize("call", ["write", "replace"])
 @pytest.mark.parametrize("name", ["a.csv", "a.arrow", "a.parquet", "a.html"])
 def test_on_a_full_disk_the_answer_of_before_stays(tmp_path: Path, monkeypatch: Any, name: str, call: str) -> None:
+    _need_pyarrow(name)
+
     def save(rows: list[dict[str, Any]]) -> object:
         return TablePage(str(rows)).save(tmp_path / name) if name == "a.html" else write_rows(rows, tmp_path / name)
 
@@ -168,6 +175,7 @@ def test_an_answer_goes_through_a_link_and_into_a_device(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("suffix", ["csv", "arrow", "parquet"])
 def test_any_text_and_any_number_becomes_a_table(tmp_path: Path, suffix: str) -> None:
+    _need_pyarrow(suffix)
     rows = [{"=A1": "=1", "big": 2**70, "text": "\ud800", "both": "x"}, {"=A1": "+1", "big": 1, "both": 2.0}]
     write_rows(rows, tmp_path / f"a.{suffix}")
     if suffix == "csv":

@@ -286,33 +286,41 @@ class MemoryReader:
 
     def _read_log(self, layer: str) -> StepLog:
         entry, manifest = self.manifest.layers[layer], self.manifest
+        damaged = MemoryFormatError(f'The step log of layer "{layer}" in {self.address} is damaged.')
 
         def read(*what: str, shape: tuple[int, ...] = (), rank: int = 0) -> Tensor:
             if not self.steps:
                 return torch.empty(0, *shape, dtype=torch.float64)
             name = names.log_tensor(layer, *what)
-            return torch.cat([s.required(name) for s in self.segments if s.manifest.rank == rank])[: self.steps]
+            parts = [s.required(name) for s in self.segments if s.manifest.rank == rank]
+            return torch.cat(alike(parts, first=1))[: self.steps]
+
+        def alike(parts: list[Tensor], *, first: int = 0) -> list[Tensor]:
+            if len({part.shape[first:] for part in parts}) > 1:
+                raise damaged
+            return parts
+
+        def of_ranks(*what: str, ranks: int) -> Tensor:
+            return torch.stack(alike([read(*what, shape=(0,), rank=rank) for rank in range(ranks)])).sum(dim=0)
 
         def of_all(*what: str) -> Tensor:
             """Of a sharded layer, the sum over the processes, each of which has zeros where others have numbers."""
-            sharded = range(manifest.ranks) if entry.shards else range(1)
-            return sum((read(*what, shape=(0,), rank=rank) for rank in sharded[1:]), read(*what, shape=(0,)))
+            return of_ranks(*what, ranks=manifest.ranks if entry.shards else 1)
 
         residual = read(names.PROBE, shape=(2,))[:, 0]
         reasons = torch.zeros(self.steps, dtype=torch.int64)
         for rank in range(manifest.ranks if entry.shards else 1):  # each process looks after its own part
             logged = read(names.PROBE, shape=(2,), rank=rank)[:, 1]
             if not ((logged >= 0) & (logged < 2 * max(names.MOVED))).all():
-                raise MemoryFormatError(f'The step log of layer "{layer}" in {self.address} is damaged.')
+                raise damaged
             reasons |= logged.long()
         if manifest.ranks == 1:
             factor = {p: read(p, names.FACTOR) for p in entry.trained}
         else:
             seen = {p: of_all(p, names.GRADIENT).numpy() for p in entry.trained}
-            explained = {}
-            for p in entry.trained:
-                of_ranks = [read(p, names.EXPLAINED, shape=(0,), rank=rank) for rank in range(manifest.ranks)]
-                explained[p] = torch.stack(of_ranks).sum(dim=0).numpy()
+            explained = {p: of_ranks(p, names.EXPLAINED, ranks=manifest.ranks).numpy() for p in entry.trained}
+            if any(rows.ndim != 2 or rows.shape != explained[p].shape for p, rows in seen.items()):
+                raise damaged
             factors, share = compare(self.steps, seen, explained, entry.rounding)
             factor, residual = {p: torch.from_numpy(f) for p, f in factors.items()}, torch.from_numpy(share)
         ruled = entry.trained if manifest.rule is not None else []

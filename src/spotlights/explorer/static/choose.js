@@ -70,7 +70,8 @@ async function list() {
     $("earlier").disabled = filters.first === 0;
     $("later").disabled = last >= found.matching;
     $("random").disabled = !found.matching;
-    if (!state.q && listed.length) change({ q: `test:${(await interesting()).id}` }, { quietly: true });
+    const opening = state.q || !listed.length ? null : await interesting();
+    if (opening && !state.q) change({ q: `test:${opening.id}` }, { quietly: true });
     markCurrent();
   } catch (error) {
     if (!(error instanceof Replaced)) fill(place, problem(error, list));

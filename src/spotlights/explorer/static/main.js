@@ -25,12 +25,12 @@ const VIEWS = [
 ];
 
 async function start() {
-  readAddress();
   try {
     run = await ask("run");
   } catch (error) {
     return fill($("look"), problem(error, () => location.reload()));
   }
+  readAddress(); // as it is now: it may have changed while the server answered
   document.title = `Spotlights: ${run.title}`;
   fill($("title"), run.title, run.observed ? " · observed after training" : ` · ${run.steps.toLocaleString("en")} steps of ${run.optimizer}`);
   if (!run.slots) {
