@@ -439,7 +439,7 @@ def load_moments(store: Store, manifest: Manifest) -> tuple[KeyMoments, int]:
         return {}, 0
     if not torch.equal(stated, torch.from_numpy(_checksum({n: [t.numpy()] for n, t in tensors.items()}))):
         return {}, 0
-    covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).tolist()
+    covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).flatten().tolist()
     kinds = {name: (entry.moments_shape, torch.float64) for name, entry in manifest.layers.items()}
     fits = all((tuple(moment.shape), moment.dtype) == kinds.get(name) for name, moment in tensors.items())
     # In a run of several processes, new segments are not of later steps alone.
