@@ -82,7 +82,7 @@ def forecast(spot: Spotlights, target: Target, without: Mapping[str, Any], *, cu
         note = "from one run, nothing fitted: retraining is taken to draw new initial weights"
     else:
         change = known.scale * change
-        variance = known.noise**2 + known.error**2 * change.square()
+        variance = change.new_tensor(known.noise).square() + (known.error * change).square()
         note = f"calibrated on {known.halves} halves and {known.seeds} seeds"
     half = _DEVIATIONS * variance.sqrt()
     after = before + change
