@@ -167,7 +167,7 @@ def _say(what: str, milliseconds: list[float]) -> None:
 def _memory(pid: int) -> str:
     text = Path(f"/proc/{pid}/status").read_text()
     now, most = (int(re.search(rf"{name}:\s+(\d+)", text).group(1)) / 2**20 for name in ("VmRSS", "VmHWM"))  # type: ignore[union-attr]
-    return f"{now:.2f} GB of memory now, {most:.2f} GB at most (mapped files included)"
+    return f"{now:.2f} GB of memory now, {most:.2f} GB at most"
 
 
 if __name__ == "__main__":
