@@ -259,6 +259,13 @@ def test_the_command_writes_the_network_and_the_record(tmp_path: Path, monkeypat
     refused = CliRunner().invoke(app, [*command[:-1], "forgetful.py:without_loss"])
     assert refused.exit_code == 2
     assert "does not say how a loss is computed" in refused.stderr
+    # A network without a record beside it may be somebody else's: it is not replaced.
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/model.safetensors").write_bytes(b"theirs")
+    refused = CliRunner().invoke(app, [*command, "--out", "theirs"])
+    assert refused.exit_code == 2
+    assert "may be another network" in refused.stderr
+    assert (tmp_path / "theirs/model.safetensors").read_bytes() == b"theirs"
     # With its loss, a subject of a recipe answers all other questions, too.
     memory = sl.open("run.memory", model=PLAIN.network(), recompute=PLAIN.loss)
     torch.testing.assert_close(memory.primal(final)(INPUTS[:3]), final(INPUTS[:3]), rtol=1e-4, atol=1e-4)
