@@ -22,7 +22,7 @@ EXAMPLE = "spotlights_example"
 """The key of the positions in a batch."""
 
 
-class SpotlightsCallback(TrainerCallback):
+class SpotlightsCallback(TrainerCallback):  # pyright: ignore[reportGeneralTypeIssues]
     """Records a training run of a `Trainer` in one process, with every item's position as its example.
 
     Args:
