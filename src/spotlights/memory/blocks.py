@@ -175,7 +175,7 @@ class Block:
         return sum(map(len, self.pieces))
 
     @property
-    def _starts(self) -> list[int]:
+    def starts(self) -> list[int]:
         """How many slots of the block are before each piece."""
         return list(itertools.accumulate(map(len, self.pieces[:-1]), initial=0)) if self.pieces else []
 
@@ -233,11 +233,11 @@ class HeldBlock(Block):
 
     def split(self, blocks: Sequence[Block]) -> list[Block]:
         """What was read, divided among blocks that have one part of each piece, one after the other."""
-        starts = dict(zip((piece.segment.start for piece in self.pieces), self._starts, strict=True))
+        starts = dict(zip((piece.segment.start for piece in self.pieces), self.starts, strict=True))
         parts: list[Block] = []
         for block in blocks:
             rows: dict[str, list[StoredRows]] = {what: [] for what in self.rows}
-            for piece, first in zip(block.pieces, block._starts, strict=True):
+            for piece, first in zip(block.pieces, block.starts, strict=True):
                 start = starts[piece.segment.start]
                 stop = starts[piece.segment.start] = start + len(piece)
                 for what, read in self.rows.items():
