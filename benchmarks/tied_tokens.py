@@ -2,8 +2,8 @@
 
     python benchmarks/tied_tokens.py        a minute on one core
 
-Prints a table of docs/architectures.md. Random texts, float32. A slot of the output layer has an error for each token of
-the vocabulary and a key; one of the embedding has a token number and an error.
+Prints a table of docs/architectures.md. Random texts, float32. A slot of the output layer has an error for each token
+of the vocabulary and a key; one of the embedding has a token number and an error.
 """
 
 from __future__ import annotations
