@@ -1,6 +1,6 @@
 """A weight of 50,257 tokens that embedding and output layer share: how exact are the sums, how many bytes is a token?
 
-    python benchmarks/tied_tokens.py        a minute on one core
+    python benchmarks/tied_tokens.py        ten seconds on one core
 
 Prints a table of docs/architectures.md. Random texts, float32. A slot of the output layer has an error for each token
 of the vocabulary and a key; one of the embedding has a token number and an error.
@@ -47,11 +47,13 @@ def row(name: str) -> list[str]:
                 setup.step(ids)
         memory = sl.open(path)
         changed = max(check.change_error for check in memory.verify(model).values())
-        logits = model(setup.inputs)[:, -1].detach().double()
+        with torch.no_grad():
+            logits = model(setup.inputs)[:, -1].double()
+            made = memory.primal(model)(setup.inputs)[:, -1].double()
         seen = int(setup.inputs[0, -1])
         parts = memory.attend(model, setup.inputs)["lm_head"].contributions(lambda output: output[:, -1, seen])
         off = float((parts.initial + parts.rounding + parts.total() - logits[:, seen]).abs())
-        everywhere = float((memory.primal(model)(setup.inputs)[:, -1].double() - logits).abs().max())
+        everywhere = float((made - logits).abs().max())
         stored = sum(file.stat().st_size for file in (path / "segments").rglob("*") if file.is_file())
     largest = float(logits.abs().max())
     tokens = STEPS * BATCH * LENGTH
