@@ -69,7 +69,7 @@ def azure_server() -> str:
     """The endpoint of an Azure server, with the environment set for it."""
     program = shutil.which("azurite-blob")
     if program is None:
-        pytest.skip("the Azure server azurite is not installed (npm install -g azurite)")
+        pytest.skip("the Azure server azurite is not installed (make azurite)")
     port = _free_port()
     endpoint = f"http://127.0.0.1:{port}"
     options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]

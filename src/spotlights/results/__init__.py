@@ -1,7 +1,7 @@
 """Answers: small objects that print as tables, plot, and convert to pandas and numpy."""
 
 from spotlights.memory.files import write_whole
-from spotlights.results.answers import ExampleVisits, Label, Means, Top, Totals
+from spotlights.results.answers import ExampleVisits, Label, Top, Totals
 from spotlights.results.forecasts import Calibration, Forecast
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.pages import TablePage
@@ -20,7 +20,6 @@ __all__ = [
     "Hit",
     "Label",
     "Lost",
-    "Means",
     "Passage",
     "Passages",
     "Printable",

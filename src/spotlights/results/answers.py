@@ -214,30 +214,6 @@ class Totals(QueryAnswer):
         return figures.plot_totals(self.panel(query), **options)
 
 
-@dataclass(frozen=True, repr=False)
-class Means(QueryAnswer):
-    """The mean value of each group's slots, and the standard deviation over them."""
-
-    layer: str
-    what: str
-    column: str
-    values: Float[Tensor, "queries groups"]
-    spread: Float[Tensor, "queries groups"]
-    counts: Int64[Tensor, "groups"]
-    groups: list[Label]
-    note: str | None = None
-
-    @property
-    def _title(self) -> str:
-        return f"mean {self.what} by {self.column} in {layer_named(self.layer)}"
-
-    def rows(self, query: int = 0) -> Iterator[dict[str, Any]]:
-        """One query's answer, row by row."""
-        for group, label in enumerate(self.groups):
-            mean, spread = float(self.values[query, group]), float(self.spread[query, group])
-            yield {self.column: label, f"mean {self.what}": mean, "spread": spread, "slots": int(self.counts[group])}
-
-
 @dataclass(frozen=True)
 class ExampleVisits:
     """When training visited an example, and what is known of it; made by `Memory.visits`."""
