@@ -15,7 +15,8 @@ from starlette.responses import Response
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.explorer import data, histories, maps
-from spotlights.explorer.explorer import Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import Preparing
 from spotlights.explorer.queries import KINDS, Query, known_layer, read_query, whole_number
 from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
 from spotlights.explorer.tokens import shading
