@@ -11,7 +11,7 @@ import torch
 
 import spotlights as sl
 from explorers import client, coloured, digits, exact_run, first, get, prepared
-from spotlights.explorer import histories, jobs
+from spotlights.explorer import jobs
 from spotlights.explorer.saved import saved_page
 
 

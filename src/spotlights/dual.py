@@ -14,7 +14,6 @@ from spotlights.dual_form import linear_map
 from spotlights.errors import SpotlightsWarning
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
 from spotlights.layers.adapter import unfuse, unwrapped
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map, find_transposed_use
 from spotlights.query.weights import slot_outputs, untaught_part, view_parameters
@@ -28,7 +27,7 @@ class Far:
     """Warns once of a mask that leaves one side of a sum which cancels: such answers say nothing about training."""
 
     def __init__(self, view: View) -> None:
-        self.looks = view.selection != as_of(view.reader, Everything(), view.until)
+        self.looks = not view.is_whole
 
     def check(self, layer: str, masked: Tensor, trained: Tensor) -> None:
         """Compares what a mask makes with what the trained network has."""

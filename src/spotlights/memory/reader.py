@@ -216,6 +216,21 @@ class MemoryReader:
                 "record a training with sl.record."
             )
 
+    def need_errors(self, what: str) -> None:
+        """Refuses a question about errors, where none were recorded."""
+        if not self.manifest.errors:
+            raise UnsupportedError(
+                f"{self.address} was recorded with errors=False: it has keys only. {what} errors; scores, top and "
+                "totals do not."
+            )
+
+    def need_examples(self) -> None:
+        """Refuses a question about examples, where nobody named them."""
+        if "example" not in self.manifest.columns:
+            raise UnknownNameError(
+                f"{self.address} does not say which example a slot belongs to. Record with recorder.batch(example=ids)."
+            )
+
     def need_slots(self) -> None:
         """Refuses a question about slots that a recipe does not keep."""
         if self.manifest.recipe is not None:
