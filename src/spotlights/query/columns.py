@@ -311,11 +311,13 @@ class Visits:
 
 
 def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int, *, largest: bool) -> Top:
-    """The groups with the largest totals, and what their slots have in common; the first group wins a tie.
+    """The groups with the largest totals, and what their slots have in common; the first seen wins a tie.
 
     Layers may know different groups. The first layer of whose slots the view has some says what they have in common.
     """
     seen = totals.counts.nonzero().flatten()  # a group without slots in the view has no total
+    first = _first_slots(*parts[0], totals)[seen].numpy()
+    seen = seen[torch.from_numpy(first.argsort(kind="stable"))]  # numpy sorts without other threads
     sums = totals.values[:, seen] if largest else -totals.values[:, seen]
     kept = largest_first_in_order(sums, min(k, len(seen)))
     values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)
@@ -362,6 +364,15 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         largest,
         None if totals.standard_errors is None else totals.standard_errors.gather(1, where)[:, None],
     )
+
+
+def _first_slots(view: View, layer: LayerReader, totals: Totals) -> Int64[Tensor, "groups"]:
+    """The first slot of each group in a layer; groups that the layer does not know come last."""
+    labels, first = grouping(view, layer, totals.column).labels, distinct(view, layer, totals.column)[1]
+    if labels == totals.groups:
+        return torch.from_numpy(first)
+    slots = dict(zip(labels, first.tolist(), strict=True))
+    return torch.tensor([slots.get(group, layer.slots) for group in totals.groups], dtype=torch.int64)
 
 
 def join_tops(tops: Sequence[Top], k: int, by: str) -> Top:
