@@ -357,10 +357,10 @@ class Memory:
             keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
                 until this process ends.
         """
-        made = _engine(engine, keep=keep)
+        runner = _engine(engine, keep=keep)
         if self._recomputation is not None and "view" not in self.__dict__:
-            return Memory(replace(self._known, engine=made), self._recomputation)
-        return Memory(replace(self.view, engine=made))
+            return Memory(replace(self._known, engine=runner), self._recomputation)
+        return Memory(replace(self.view, engine=runner))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.

@@ -244,11 +244,11 @@ def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
     """What answers at an address, in one shape of answers and of errors."""
     function, allowed = ADDRESSES[path]
 
-    def found(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         result = function(explorer, Parameters(explorer, request.query_params, allowed, request.path_params))
         return result if isinstance(result, Response) else as_response(result)
 
-    return answering(found)
+    return answering(respond)
 
 
 def answering(answer_to: Callable[[Request], Response]) -> Callable[[Request], Response]:

@@ -88,11 +88,11 @@ class Query:
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == 1 and self.subject.target is None:
             return numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[1]}"
 
-        def chosen(output: Any) -> Tensor:
+        def of_outputs(output: Any) -> Tensor:
             outputs = numbers_of(self.subject, output, self)
             return outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
 
-        return chosen
+        return of_outputs
 
     def row(self, rows: int) -> int | None:
         """Which row of a layer is asked about; None for all rows together, as the positions of an image."""

@@ -352,12 +352,10 @@ class MemoryReader:
         """Running statistics of normalisations by name: a row before the first step, and one after every step."""
         statistics = {}
         for name in (n.removeprefix(names.STATISTICS) for n in self.initial if n.startswith(names.STATISTICS)):
-            logged = [s.tensor(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
-            rows = [of_segment for of_segment in logged if of_segment is not None]
+            rows = [s.required(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
             if any(of_segment.shape[1:] != self.initial[names.STATISTICS + name].shape for of_segment in rows):
                 raise MemoryFormatError(f"The statistics {name!r} in {self.address} change their shape.")
-            if len(rows) == len(logged):  # a memory that an older version began has none of its first steps
-                statistics[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
+            statistics[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return statistics
 
     @property

@@ -308,7 +308,7 @@ class Attention(LayerMeasured):
 
 def _as_html(attentions: Iterable[Attention]) -> str:
     """In a notebook: which layers can be asked, and how."""
-    rows = [[each.layer, len(each), f"{each.recorded.slots:,}"] for each in attentions]
+    rows = [[one.layer, len(one), f"{one.recorded.slots:,}"] for one in attentions]
     note = "ask a layer with .top(), .totals(column), .contributions(target)"
     return table_page(build("attention over training slots", ["layer", "queries", "slots"], rows, note), None).html
 
