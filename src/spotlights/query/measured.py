@@ -307,7 +307,11 @@ class OverLayers(OfExamples):
             raise UnsupportedError(f"{named} is added up over visits and layers: it has no magnitude for each slot.")
         key = question.column, question.bins
         if key not in self._totals:
-            self._totals[key] = replace(add_up(self._of_layers(*key)), layer=self.layer, note=self.note)
+            of_layers = self._of_layers(*key)
+            unknown = [totals.layer for totals in of_layers if totals.groups == [None] and len(of_layers) > 1]
+            note = f"no {question.column} is known of the slots of {', '.join(unknown)}" if unknown else None
+            note = "; ".join(filter(None, (self.note, note))) or None
+            self._totals[key] = replace(add_up(of_layers), layer=self.layer, note=note)
         return self._totals[key]
 
     @property

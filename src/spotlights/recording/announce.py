@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import warnings
 
 import numpy as np
 
-from spotlights.errors import SpotlightsWarning
+from spotlights.errors import warn
 from spotlights.memory.slots import StepRecord
 
 _LARGE, _LARGE_RUN = 10e6, 20e9
@@ -29,7 +28,7 @@ def announce_bytes(record: StepRecord) -> bool:
     text = f"Slots take {per}, {size_in_words(1000 * total)} per 1,000 steps ({shares})."
     if (examples and total / examples >= _LARGE) or 1000 * total >= _LARGE_RUN:
         hint = 'Smaller: keep="recipe", layers=…, dtype="float16" or "int8", sample=….'
-        warnings.warn(f"{text} {hint}", SpotlightsWarning, stacklevel=5)
+        warn(f"{text} {hint}")
     else:
         logging.getLogger("spotlights").info("%s", text)
     return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,9 +21,9 @@ from spotlights.errors import (
     RecordingStoppedWarning,
     SettingError,
     SpotlightsError,
-    SpotlightsWarning,
     UnknownNameError,
     UnsupportedError,
+    warn,
 )
 from spotlights.layers.adapter import unwrapped
 from spotlights.memory.buffers import BufferPool
@@ -399,6 +398,8 @@ class Recorder:
 
     def _look_again(self) -> None:
         """When recording ends: what was changed after the last step."""
+        if not self._guard.stopped:
+            self._changes.replaced(self.step)
         for layer in self._layers.values() if self.step and not self._guard.stopped else ():
             if layer.trained:
                 self._reasons(layer)
@@ -446,24 +447,26 @@ class Recorder:
         for name in misfits:  # others may belong to an optimizer that has not stepped yet
             del self._matching.misfits[name]
         # A pass for monitoring has other rows, which no step uses.
-        used = {n: m for n, m in misfits.items() if any(m.column not in r.columns for r in self._staged[n].rows)}
+        used = {n: m for n, m in misfits.items() if any(m.columns[0] not in r.columns for r in self._staged[n].rows)}
         for name, misfit in list(used.items())[:1]:
-            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, but the column "{misfit.column}" was given with'
+            shapes = " or ".join(str(misfit.rows[:n]) for n in range(1, len(misfit.rows) + 1))
+            given = "example" if "example" in misfit.columns else misfit.columns[0]  # the others follow from examples
             self._warn(
                 "misfit",
-                f"{shapes} shape {misfit.given}: the slots of such rows have no {misfit.column}{_others(used)}. "
-                f'Give one value per row: recorder.batch({misfit.column}=…, layer="{name}") with shape '
-                f"{' or '.join(str(misfit.rows[:n]) for n in range(1, len(misfit.rows) + 1))}; per position: a "
-                "column of shape (B, L); or, for micro-batches, call recorder.batch before the forward pass of each.",
+                f'Layer "{name}" has rows of shape {misfit.rows}, but recorder.batch gave {_listed(misfit.columns)} '
+                f"with shape {misfit.given}: its slots have no {_listed(misfit.columns, 'or')}{_others(used)}. If you "
+                f'know whose rows they are, say so: recorder.batch({given}=…, layer="{name}") with shape {shapes}. '
+                "For micro-batches, call recorder.batch before the forward pass of each.",
             )
         ambiguous, self._matching.ambiguous = self._matching.ambiguous, {}
         for name, misfit in list(ambiguous.items())[:1]:
-            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, and the column "{misfit.column}" was given with'
+            (column,) = misfit.columns
+            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, and the column "{column}" was given with'
             self._warn(
                 "ambiguous",
                 f"{shapes} shape {misfit.given}: examples may be counted along the first axis or along the second one"
                 f"{_others(ambiguous)}. The first one was taken. To say which, give one value for each row: "
-                f'recorder.batch({misfit.column}=values[:, None].expand{misfit.rows[:2]}, layer="{name}"), or '
+                f'recorder.batch({column}=values[:, None].expand{misfit.rows[:2]}, layer="{name}"), or '
                 "values[None] where examples are counted along the second axis.",
             )
 
@@ -480,7 +483,7 @@ class Recorder:
         """Warns once in a recording."""
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(text, SpotlightsWarning, stacklevel=3)
+            warn(text)
 
     def _warn_of_gap(self, writer: MemoryWriter) -> None:
         if writer.gap is not None:
@@ -605,14 +608,17 @@ class Recorder:
         if "stopped" in self._warned:
             return
         self._warned.add("stopped")
-        warnings.warn(
+        warn(
             f"Recording to {self._start.store} has stopped: {failure}. Training continues without recording. The steps "
             "written so far can be opened.",
             RecordingStoppedWarning,
-            stacklevel=3,
         )
 
 
 def _others(names: Mapping[str, object]) -> str:
     """How many layers there are besides the first, in words."""
     return "" if len(names) == 1 else f" (also: {', '.join(list(names)[1:4])}{' …' if len(names) > 4 else ''})"
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
