@@ -43,7 +43,7 @@ class KeyMap:
     reduced: Float[Tensor, "points reduced"]
     places: Float[Tensor, "points 2"]
     explained: float | None
-    """The share of the keys' variance that the two directions have; None where the places are no projection."""
+    """The share of the keys' variance that the two directions have; None where the places are not a projection."""
 
     def place(self, query: Float[Tensor, "in_features"]) -> list[float]:
         """Where a query lies: projected as the keys are, or between the keys that are nearest to it."""

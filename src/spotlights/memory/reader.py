@@ -10,7 +10,7 @@ A step's gradient is explained by the slots of all ranks; `log` adds up the shar
 Readers derive the second moments of each layer's keys and keep them beside the memory, in `moments.safetensors`. The
 file says, by their checksums, which segments it covers. If the memory has grown since, a reader adds what is new; if
 segments were cut or replaced, the file does not count. It holds nothing that the segments do not hold, so a missing,
-foreign or damaged file is no error, and neither is a store that cannot be written to.
+foreign or damaged file is not an error, and neither is a store that cannot be written to.
 """
 
 from __future__ import annotations
