@@ -78,7 +78,7 @@ def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> Non
     assert names == {path.stem for path in figures.glob("*.pdf")}
     expected = {
         *(f"-1-{what}" for what in ("attention", "contributions")),
-        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "suspects")),
+        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples", "suspects")),
     }
     assert names == {f"mnist-continual-quick{each}" for each in expected}
     for name in names:
@@ -196,6 +196,6 @@ def test_tasks_that_share_a_scale_are_all_shown_whole(runs: dict[str, Path]) -> 
     ]
     picture = next(case_figures(results, replace(case, layers=layers), "x"))
     drawn = {axes.get_title(loc="left"): axes.get_ylim() for axes in picture.figure.axes}
-    assert drawn["fashion-mnist: top 20 of each class"] == drawn["mnist: top 20 of each class"]
-    assert drawn["fashion-mnist: top 20 of each class"][1] >= np.nanmax(layers[0].top)
-    assert drawn["total |score|"][1] >= layers[0].absolute.max()
+    assert drawn["fashion-mnist, top 20 by class"] == drawn["Figure 21: mnist, top 20 by class"]
+    assert drawn["fashion-mnist, top 20 by class"][1] >= np.nanmax(layers[0].top)
+    assert drawn["Figure 22: total |score|"][1] >= layers[0].absolute.max()

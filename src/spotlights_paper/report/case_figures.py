@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from spotlights.figures import TopPanel, TotalsPanel, draw_top, draw_totals, new_figure
 from spotlights.figures.palette import INK, QUIET, colours, sign_colours, style
+from spotlights_paper.datasets.catalogue import IMAGES
 from spotlights_paper.experiments.analyses.cases import Case, Pushed, TrainingImage
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.pictures import Captioned, draw_images
@@ -39,16 +40,16 @@ FIGURES = {
 """The paper's figures of top scores, totals and top training images for each of its test images."""
 
 
+_NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
+_TRAINING = 60_000
+"""Training images of each data set: the ids of its test images come after theirs."""
+
+
 def describe(results: ImageResults, case: Case) -> str:
-    """A test image in words: `“6” (mnist test example 65938), answered rightly`."""
-    names = results.classes[case.source]
-    verdict = "answered rightly" if case.right else f"answered wrongly: {case.output} ({names[case.output]})"
-    return f"“{names[case.label]}” ({case.source} test example {case.example}), {verdict}"
-
-
-def numbers(case: Case) -> str:
-    """Which of the paper's figures show this test image or one of its kind: `Figures 3a, 4, 5, 8`."""
-    return f"Figures {case.figure}, {', '.join(map(str, FIGURES[case.figure]))}" if case.figure in FIGURES else ""
+    """A test image in words: `“6”, MNIST test image 5938, answered rightly`."""
+    names, number = results.classes[case.source], case.example - IMAGES[case.source].first_id - _TRAINING
+    verdict = "answered rightly" if case.right else f"answered wrongly, “{names[case.output]}”"
+    return f"“{names[case.label]}”, {_NAMES.get(case.source, case.source)} test image {number}, {verdict}"
 
 
 def case_figures(results: ImageResults, case: Case, prefix: str) -> Iterator[Picture]:
@@ -56,7 +57,7 @@ def case_figures(results: ImageResults, case: Case, prefix: str) -> Iterator[Pic
     yield Picture(
         f"{prefix}-attention",
         "For each layer: the scores of the top training slots of each class, sorted; the sums of |score| per class; "
-        "the training images with the largest scores." + (f" The paper's {numbers(case)}." if numbers(case) else ""),
+        "the training images with the largest scores.",
         attention_figure(results, case),
     )
     yield Picture(
@@ -85,10 +86,13 @@ def attention_figure(results: ImageResults, case: Case) -> Figure:
     widths = [1.15, *[2.9] * count, *[1.75] * count, 2.5]
     said = f"said {case.output}" if case.right else f"said {case.output}, wrongly"
     name = results.classes[case.source][case.label]
+    of_top, of_totals, of_images = [f"Figure {number}: " for number in FIGURES.get(case.figure, ())] or ["", "", ""]
     with style():
         figure = new_figure(1.12 * sum(widths), 0.45 + 1.85 * len(layers))
         grid = GridSpec(len(layers), len(widths), figure, width_ratios=widths)
-        draw_images(figure.add_subplot(grid[0, 0]), [Captioned(case.pixels, name, said, colours([case.label])[0])])
+        asked = figure.add_subplot(grid[0, 0])
+        draw_images(asked, [Captioned(case.pixels, name, said, colours([case.label])[0])])
+        asked.set_title(f"Figure {case.figure}" if case.figure else "")
         for row, layer in enumerate(layers):
             groups = list(range(layer.absolute.shape[1]))
             tops = [TopPanel(values, groups, "score", "label") for values in layer.top]
@@ -102,11 +106,12 @@ def attention_figure(results: ImageResults, case: Case) -> Figure:
             for axes in left + right:
                 axes.tick_params(axis="x", labelsize=7.5, labelbottom=row + 1 == len(layers))
             if row == 0:
-                images.set_title("top training images")
+                images.set_title(f"{of_images}top training images")
                 for source, top, total in zip(results.sources, left, right, strict=True):
-                    colour, of = (task_colour(source), f"{source}: ") if count > 1 else (INK, "scores of the ")
-                    top.set_title(f"{of}top {layer.top.shape[2]} of each class", color=colour)
-                    total.set_title("total |score|", color=colour)
+                    colour, of = (task_colour(source), f"{source}, ") if count > 1 else (INK, "")
+                    top.set_title(f"{of_top}{of}top {layer.top.shape[2]} by class", color=colour)
+                    total.set_title(f"{of_totals}total |score|", color=colour)
+                    of_top = of_totals = ""  # the second task is the same figure
     return figure
 
 

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from spotlights.figures import new_figure
-from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, style
+from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
 from spotlights_paper.experiments.analyses.forgetting import Masked
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.analyses.test_set import OverTime
 from spotlights_paper.experiments.registry import ImageRun
-from spotlights_paper.pictures import plot_suspects, suspect_picture
+from spotlights_paper.pictures import Captioned, draw_images, plot_suspects, suspect_picture
 from spotlights_paper.report.picture import Picture, class_names, mark_switch, name_ticks, task_colour
 
 _SIGNED = LinearSegmentedColormap.from_list("signed", [AGAINST, "#f7f7f5", FOR])
@@ -35,6 +35,30 @@ def test_set_figures(results: ImageResults, run: ImageRun, prefix: str) -> Itera
         f"How the attention of {run.settings['timeline_images']:,} test images of each task is spread over "
         "training time; the band is one standard deviation over the images.",
         _plot_over_time(results.over_time, steps=run.settings["steps"], switch=run.settings.get("switch")),
+    )
+
+
+def samples_figure(results: ImageResults, name: str) -> Picture:
+    """Test images that the network gets right, and below some that it gets wrong, with each layer's vote."""
+    lines = [[glance for glance in results.samples if glance.right is right] for right in (True, False)]
+    with style():
+        figure = new_figure(11.0, 1.95 * len(lines) + 0.2)
+        for axes, line, title in zip(
+            figure.subplots(2, 1), lines, ("answered rightly", "answered wrongly"), strict=True
+        ):
+            pictures = []
+            for glance in line:
+                names = class_names(results, glance.source)
+                votes = ", ".join(names[layer.vote] for layer in glance.layers)
+                below = f"said {names[glance.output]}\nmost: {votes}"
+                pictures.append(Captioned(glance.pixels, names[glance.label], below, colours([glance.label])[0]))
+            draw_images(axes, pictures, across=10)
+            axes.set_title(title)
+    return Picture(
+        name,
+        "The first test images that the network answers rightly and wrongly. Above: the class. Below: the answer, and "
+        "the class with the largest total |score| in each layer, the input layer first.",
+        figure,
     )
 
 
