@@ -19,7 +19,7 @@ from torch import nn
 import spotlights as sl
 from spotlights import interrupts
 from spotlights.errors import SpotlightsError
-from spotlights.explorer.jobs import Job, Preparing
+from spotlights.explorer.jobs import BackgroundJob, Preparing
 from spotlights.explorer.queries import Query, mask_of, output_layer, read_query
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Opened:
     """Why this memory cannot be masked."""
     verification: Mapping[str, Any] | None = None
     """What `memory.verify` gave, once it is there."""
-    influence: Job[None] | None = None
+    influence: BackgroundJob[None] | None = None
     """Once somebody has asked for influence."""
     histories: dict[Any, Any] = field(default_factory=dict)
     """The sweep for a history that is under way, or the last one."""
@@ -235,7 +235,7 @@ class Explorer:
         if opened.memory.influence_is_prepared:
             return
         with self.starting:
-            opened.influence = opened.influence or Job(partial(self._prepare_influence, opened))
+            opened.influence = opened.influence or BackgroundJob(partial(self._prepare_influence, opened))
         opened.influence.result()
 
     def _prepare_influence(self, opened: Opened, progress: Callable[[float], None]) -> None:

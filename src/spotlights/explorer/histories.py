@@ -20,7 +20,7 @@ import spotlights as sl
 from spotlights.errors import UnsupportedError
 from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.jobs import AbandonedError, Job, Preparing
+from spotlights.explorer.jobs import AbandonedError, BackgroundJob, Preparing
 from spotlights.explorer.queries import Query, run
 from spotlights.explorer.spotlight import example_rows
 
@@ -77,7 +77,7 @@ def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[
             if any(other.is_alive() for other in jobs.values()):  # one at a time: a sweep takes all cores
                 raise Preparing(0.0)
             jobs.clear()
-            job = jobs[key] = Job(partial(_swept, explorer, query, numbers), needs_interest=True)
+            job = jobs[key] = BackgroundJob(partial(_swept, explorer, query, numbers), needs_interest=True)
     history = job.result()
     kept.put(key, history, 64 << 20)
     return history, numbers

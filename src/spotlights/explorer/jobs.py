@@ -30,7 +30,7 @@ class AbandonedError(SpotlightsError):
     """Nobody waits for this work any more."""
 
 
-class Job(threading.Thread, Generic[T]):
+class BackgroundJob(threading.Thread, Generic[T]):
     """Some work that takes long, its progress and its result."""
 
     def __init__(self, work: Callable[[Callable[[float], None]], T], *, needs_interest: bool = False) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spotlights.errors import UnsupportedError
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.jobs import Job
+from spotlights.explorer.jobs import BackgroundJob
 from spotlights.explorer.queries import Query
 from spotlights.explorer.spotlight import Wanted, values_of
 
@@ -112,7 +112,7 @@ def _neighbours(explorer: Explorer, layer: str, projected: KeyMap) -> KeyMap:
     if len(projected.examples) <= NEAREST:
         raise UnsupportedError(f"UMAP looks at neighbours; there are {len(projected.examples)} examples.")
     key, size = ("neighbours", layer), 3 * projected.places.nbytes
-    places = explorer.kept(key, lambda: Job(partial(_neighbours_first, projected)), size).result()
+    places = explorer.kept(key, lambda: BackgroundJob(partial(_neighbours_first, projected)), size).result()
     keys = projected.examples, projected.slots, projected.mean, projected.directions, projected.reduced
     return KeyMap(*keys, places, None)
 
