@@ -101,7 +101,7 @@ def _ask(subject: Any, query: str, layer: str | None, measure: str, target: str 
 def _sum(answer: dict[str, Any], column: str) -> dict[str, float]:
     """The rows of the waterfall, by name; without the initial weights where they are not part of a sum."""
     if column not in answer["totals"]:
-        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(found['totals'])}.")
+        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(answer['totals'])}.")
     parts = {f"{column} {row['value']}": row["total"] for row in answer["totals"][column]}
     if answer["initial"] is None or not (answer["exact"] or answer["caution"] == "approximate"):
         return parts
