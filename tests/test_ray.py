@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,23 +84,6 @@ def test_a_memory_that_grows_is_seen_as_it_was_opened(tmp_path: Path, cluster: s
     again = memory.on(cluster).attend(network(), examples()[0])["2"]
     assert again.totals("label").counts.sum() == 80
     assert expected.shape == again.totals("label").values.shape
-
-
-def test_long_tasks_are_spread_over_the_nodes(tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch):
-    model, share = record(tmp_path / "run", sgd), ray_engine._run_share
-    asked = sl.open(tmp_path / "run").on(cluster).attend(model, examples()[0])["2"]
-    asked.top(5)  # both nodes have a worker that knows the memory
-
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.7)
-        (tmp_path / f"{ray.get_runtime_context().get_node_id()}.{args[2]}").touch()
-        return share(*args)
-
-    monkeypatch.setattr(ray_engine, "_run_share", slowly)
-    asked.top(5)
-    ran = Counter(path.name.partition(".")[0] for path in tmp_path.glob("*.*"))
-    assert min(ran.values()) >= 3
-    assert sum(ran.values()) == 7
 
 
 def _die_once(mark: str) -> None:

@@ -28,6 +28,7 @@ class StandIn:
 
     def __init__(self, cpus: int) -> None:
         self.cpus, self.made, self.cancelled, self.in_task = cpus, [], [], 0
+        self.strategies: dict[str, str] = {}
         self.initialized_with: str | None = "nothing"
 
     def is_initialized(self) -> bool:
@@ -47,6 +48,8 @@ class StandIn:
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
         def remote(what: Any) -> Any:
+            self.strategies[what.__name__] = options.get("scheduling_strategy", "DEFAULT")
+
             def later(function: Callable[..., Any]) -> Any:
                 return SimpleNamespace(remote=lambda *args: Later(self, function, *args))
 
@@ -114,6 +117,8 @@ def test_every_question_has_the_answer_of_the_threads_and_is_answered_by_tasks_a
     assert_close(everything(sl.open(tmp_path / "run").on("ray", keep=keep), model), expected)
     assert ray.initialized_with is None
     assert len(ray.made) == int(keep)
+    scans = ray.strategies["_Actor" if keep else "_run_share"]
+    assert scans == "SPREAD", "Ray would keep tasks of more than half a second on the asking node"
     assert not ray.cancelled
 
 

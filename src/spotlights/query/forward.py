@@ -516,7 +516,8 @@ def what_differs(
     far = max(float((own[key].double() - recorded[key].double()).norm() / own[key].double().norm()) for key in own)
     named = ", ".join(dict.fromkeys(layer for layer, _ in different))
     return (
-        f"the model differs from the memory, whose weights are those after step {until}: by up to {far:.1%} in {named}"
+        f"the model differs from the memory, whose weights are those after step {until}: by up to "
+        f"{f'{far:.1%}' if far > 1e-3 else f'{far:.0e} of their size'} in {named}"
     )
 
 
