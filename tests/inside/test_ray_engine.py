@@ -177,3 +177,14 @@ def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ray_engine, "SMALL", 0)
     with pytest.raises(sl.SettingError, match=r"pip install 'spotlights\[ray\]'"):
         sl.open(tmp_path / "run").on("ray").attend(network(), examples()[0][:1])["2"].top(1)
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, ray: StandIn, monkeypatch: pytest.MonkeyPatch):
+    def init(address: str | None, **options: Any) -> None:
+        raise ConnectionError("nobody is there")
+
+    model = record(tmp_path / "run")
+    monkeypatch.setattr(ray, "init", init)
+    attention = sl.open(tmp_path / "run").on("ray://host:1").attend(model, examples()[0][:1])["2"]
+    with pytest.raises(sl.SettingError, match="No Ray cluster answers at ray://host:1: nobody is there"):
+        attention.top(1)

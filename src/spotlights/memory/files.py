@@ -314,7 +314,7 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     if files and not overwrite:
         raise MemoryExistsError(
             f"{store} already holds a memory. Pass resume=True to go on with it, "
-            "overwrite=True to replace it, or choose another path."
+            "overwrite=True (in a command: --overwrite) to replace it, or choose another path."
         )
     release = store.lock()
     if files:  # else leave alone what another process may have begun meanwhile

@@ -107,7 +107,11 @@ def _connected(address: str | None) -> Any:
     except ImportError:
         raise SettingError("This engine needs Ray: pip install 'spotlights[ray]'.") from None
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        except (OSError, RuntimeError, ValueError) as error:
+            place = address or "the address that the environment names"
+            raise SettingError(f"No Ray cluster answers at {place}: {error}") from None
     return ray
 
 
