@@ -252,7 +252,7 @@ def test_a_memory_under_recording_shows_its_steps_and_then_the_newer_ones(tmp_pa
     assert client(explorer).post("/api/refresh").json()["steps"] == 12
 
 
-def wait_for(condition, seconds: float = 10.0) -> None:
+def wait_for(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

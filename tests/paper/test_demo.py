@@ -44,10 +44,11 @@ def test_it_leaves_a_figure_for_each_answer_beside_the_memory():
 def test_its_tables_show_examples_totals_and_contributions():
     printed = small_demo().printed
     for words in (
-        "training examples with the largest scores",
-        "totals by class",
-        "for it",
-        "against it",
+        "top examples by score",
+        "total contribution by label",
+        "top examples by contribution",
+        "bottom examples by contribution",
+        "initial weights",
         "approximate",
     ):
         assert words in printed

@@ -32,7 +32,7 @@ def show_map(
 ) -> None:
     """Show where a layer puts the training examples and an input; --table writes all of them."""
     from spotlights.explorer import maps
-    from spotlights.results import build
+    from spotlights.results import build, layer_named
 
     with waiting("Finding two directions"):
         explorer, asked, wanted = _ask(find_subject(memory, subject), query, layer, measure, target)
@@ -41,7 +41,7 @@ def show_map(
     rows.sort(key=lambda row: -abs(row["value"]))
     if as_json:
         return print_json({**facts, "points": len(rows), "rows": rows[:k]})
-    title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {wanted.layer}"
+    title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {layer_named(wanted.layer)}"
     note = f"the {min(k, len(rows))} of {len(rows):,} training examples with the largest {measure}"
     print_result(build(title, list(rows[0]), [list(row.values()) for row in rows[:k]], note))
 
@@ -62,7 +62,7 @@ def compare(
 ) -> None:
     """Compare what an answer is made of in two memories."""
     from spotlights.explorer.spotlight import spotlight
-    from spotlights.results import build
+    from spotlights.results import build, layer_named
 
     with waiting("Asking both memories"):
         first = find_subject(memory, subject)
@@ -78,7 +78,8 @@ def compare(
         return print_json({"query": asked.name, "here": one, "there": two, "rows": rows})
     same = len({row.get("example") for row in one["top"]} & {row.get("example") for row in two["top"]})
     title = f"{asked.name}: the network says {said[0]}; the other, {said[1]}"
-    note = f"{measure} in {wanted.layer}; of the {len(one['top'])} largest examples, {same} are the same in both"
+    where, count = layer_named(wanted.layer), len(one["top"])
+    note = f"{measure} in {where}; of the {count} largest examples, {same} are the same in both"
     print_result(build(title, ["part", "here", "there"], [list(row.values()) for row in rows], note))
 
 

@@ -301,7 +301,8 @@ class Attention(LayerMeasured):
         return figures.plot_attention(top.panel(query), totals.panel(query), **options)
 
     def __repr__(self) -> str:
-        return f"Attention({self.layer}: {len(self)} queries over {self.recorded.slots:,} slots)"
+        queries = "1 query" if len(self) == 1 else f"{len(self)} queries"
+        return f"Attention({self.layer}: {queries} over {self.recorded.slots:,} slots)"
 
     def _repr_html_(self) -> str:
         return _as_html([self])

@@ -369,6 +369,8 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         VISITS: nested(totals.counts[flat].tolist(), shape),
         **{n: nested(column, shape) for n, column in shared.items() if any(value is not None for value in column)},
     }
+    unknown = any(None in group for query in columns[totals.column] for group in query)
+    nameless = f"–: slots whose {totals.column} is not known" if unknown else None
     return Top(
         totals.layer,
         totals.what,
@@ -378,7 +380,7 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         None,
         [None],
         totals.column,
-        totals.note,
+        "; ".join(filter(None, (totals.note, nameless))) or None,
         largest,
         None if totals.standard_errors is None else totals.standard_errors.gather(1, where)[:, None],
     )

@@ -22,8 +22,20 @@ def shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.4g}"
+        if 1e4 <= abs(value) < 1e7:
+            return f"{value:,.0f}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e4 else f"{value:.4g}"
     return str(value)
+
+
+def layer_named(name: str) -> str:
+    """A layer in a title: the number that `nn.Sequential` gives would not read as a name."""
+    return f"layer {name}" if name.isdigit() else name
+
+
+def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is printed of an answer: all of it, unless it is long."""
+    return rows if len(rows) <= 2 * FEW else rows[:FEW]
 
 
 class Printable:

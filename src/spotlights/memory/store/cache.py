@@ -85,7 +85,8 @@ class Cache:
 
     def put(self, key: str, blocks: Sequence[Any]) -> None:
         """Keeps bytes under a key, if the directory can take them."""
-        size, path = sum(map(len, blocks)), self._path(key)
+        blocks, path = [*blocks, _checksum(key, blocks)], self._path(key)
+        size = sum(map(len, blocks))
         if size > self.limit:
             return
         temporary = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
@@ -93,7 +94,6 @@ class Cache:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
                 file.writelines(memoryview(block) for block in blocks)
-                file.write(_checksum(key, blocks))
             os.replace(temporary, path)
             _compared[path] = _touched(path)
             self._make_room(size)
