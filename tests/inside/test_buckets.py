@@ -356,6 +356,13 @@ def test_damage_in_the_cache_changes_no_answer_though_it_is_read_some_rows_at_a_
         assert torch.equal(asked.scores(), expected)
 
 
+@pytest.mark.parametrize("wrong", [{"cache": 7}, {"cache_bytes": "10 GB"}])
+def test_what_is_no_cache_is_refused(address, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(sl.SettingError, match=f"{name}={value!r} is no"):
+        sl.open(address, **wrong)
+
+
 def test_the_files_used_last_stay_in_the_cache(tmp_path):
     cache = Cache(tmp_path, 3 * 108)  # with their checksums
     for number, key in enumerate("abc"):

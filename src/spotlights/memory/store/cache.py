@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from jaxtyping import UInt8
 
+from spotlights.errors import SettingError
 from spotlights.memory.store.local import read_file
 
 LIMIT = 10 << 30
@@ -40,6 +41,10 @@ class Cache:
     @classmethod
     def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
         """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
+        if not isinstance(root, str | os.PathLike | None):
+            raise SettingError(f"cache={root!r} is no path of a directory.")
+        if not isinstance(limit, int):
+            raise SettingError(f"cache_bytes={limit!r} is no number of bytes. Give one such as {LIMIT}.")
         if root is None:
             user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
@@ -131,7 +136,7 @@ def _touched(file: int | Path) -> tuple[int, int, int]:
     """What changes when somebody replaces or writes a file."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{file} is no file")
+        raise OSError(f"{file} is not a file")
     return status.st_ino, status.st_size, status.st_ctime_ns
 
 
