@@ -266,6 +266,14 @@ def test_the_command_writes_the_network_and_the_record(tmp_path: Path, monkeypat
     assert refused.exit_code == 2
     assert "may be another network" in refused.stderr
     assert (tmp_path / "theirs/model.safetensors").read_bytes() == b"theirs"
+    # Slots alone cannot be trained from.
+    PLAIN.record(tmp_path / "slots.memory")
+    refused = CliRunner().invoke(app, ["forget", "slots.memory", *command[2:]])
+    assert refused.exit_code == 2
+    assert "is no recipe" in refused.stderr
+    assert not (tmp_path / "forgotten/slots").exists()
     # With its loss, a subject of a recipe answers all other questions, too.
+    verified = CliRunner().invoke(app, ["verify", "run.memory", *command[-2:]])
+    assert "relative error" in verified.stdout, verified.output
     memory = sl.open("run.memory", model=PLAIN.network(), recompute=PLAIN.loss)
     torch.testing.assert_close(memory.primal(final)(INPUTS[:3]), final(INPUTS[:3]), rtol=1e-4, atol=1e-4)
