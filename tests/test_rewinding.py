@@ -235,6 +235,19 @@ def test_examples_may_be_named(tmp_path: Path) -> None:
     assert again.batches == [hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in names]
 
 
+def test_the_optimizer_gets_the_options_of_the_run(tmp_path: Path) -> None:
+    model = nn.Linear(INPUTS.shape[1], 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+    with sl.record(model, optimizer, tmp_path / "run.memory") as recorder:
+        recorder.batch(example=[1, 2])
+        F.cross_entropy(model(INPUTS[:2]), CLASS[:2] % 3).backward()
+        optimizer.step()
+    other = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)  # torch's weight decay is 0 there, an integer
+    sl.open(tmp_path / "run.memory").rewind(model, other, without="example=1")
+    assert other.param_groups[0]["weight_decay"] == 0.001
+    assert other.param_groups[0]["lr"] == 0.1
+
+
 SUBJECT = """
 import torch, spotlights as sl
 from test_rewinding import INPUTS, PLAIN
