@@ -352,8 +352,9 @@ class Spotlights(dict[str, Attention]):
                 over the training examples). None: "both" for classes, "joint" for a squared loss and for texts;
                 "whitened" where a joint estimate is not possible or would take more than some minutes.
             loss: "classes" (a cross-entropy), "squared" or "tokens" (a cross-entropy at each of many positions, as of
-                a language model: the inverse is then that of K-FAC, in the space of weights); None to tell by the
-                recorded errors. What is not a cross-entropy over several outputs counts as squared.
+                a language model: the inverse is then that of K-FAC, in the space of weights, and `target` is also asked
+                of the networks after each quarter of training); None to tell by the recorded errors. What is not a
+                cross-entropy over several outputs counts as squared.
             layers: names or patterns (`"transformer.h.*"`) of the layers to go through; all by default.
             damping: λ; None for the measured defaults, 0.3 for "whitened", 1 for "joint", 0.02 for texts.
             balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
