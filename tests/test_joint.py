@@ -1,6 +1,7 @@
 """The joint estimate of influence: Gauss-Newton over all layers, in the space of examples."""
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,4 +241,7 @@ def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
     influence = sl.open(tmp_path / "a.memory").attend(model, asked).influence(number, damping=0.1)
     torch.testing.assert_close(in_order(influence.totals("example")), truth, rtol=1e-9, atol=1e-12)
     assert influence.loss == "tokens"
-    assert "at each position" in str(influence.note)
+    assert "over training, as for a cross-entropy at each position" in str(influence.note)
+    vars(model)["lock"] = threading.Lock()  # nothing that can be copied
+    alone = sl.open(tmp_path / "a.memory").attend(model, asked).influence(number, damping=0.1)
+    assert "of the trained network alone" in str(alone.note)

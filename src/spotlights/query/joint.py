@@ -213,10 +213,16 @@ class JointInfluence(LayerMeasured):
     signed = True
 
     def __init__(
-        self, view: View, recorded: LayerReader, solved: Float[Tensor, "inputs examples"], joint: Joint, damping: float
+        self,
+        view: View,
+        recorded: LayerReader,
+        solved: Float[Tensor, "inputs examples"],
+        joint: Joint,
+        damping: float,
+        networks: int,
     ) -> None:
         super().__init__(view, recorded, solved)
-        self._solved, self._joint, self._damping = solved, joint, damping
+        self._solved, self._joint, self._damping, self._networks = solved, joint, damping, networks
         self._spread: Callable[[], Float[Tensor, "inputs"]] | None = None
 
     def __len__(self) -> int:
@@ -267,7 +273,8 @@ class JointInfluence(LayerMeasured):
         few = None if gram is None else gram.landmarks
         inverse = "" if few is None else f", from {few:,} landmarks"
         loss = "a squared loss" if self.loss == "squared" else "a cross-entropy"
-        how = "by the curvature of each layer, over training," if gram is None else "joint over layers,"
+        alone = " of the trained network alone" if self._networks == 1 else " over training"
+        how = f"by the curvature of each layer,{alone}," if gram is None else "joint over layers,"
         return (
             f"an estimate of what leaving examples out would take away, {how} "
             f"as for {loss}{' at each position' if gram is None else ''} (λ = {self._damping:g}{inverse})"
@@ -317,7 +324,8 @@ class Joint:
                 asked = [kronecker.through_curvature(self.view, name, own, visits, damping) for own in asked]
             layer.add_products(kronecker.mean_queries(asked), products)
         solved = products if self.gram is None else self.gram.solve(products, damping)
-        return JointInfluence(view, view.reader.layer(self.answering), solved.T.contiguous(), self, damping)
+        answering = view.reader.layer(self.answering)
+        return JointInfluence(view, answering, solved.T.contiguous(), self, damping, len(networks))
 
 
 def find_joint(

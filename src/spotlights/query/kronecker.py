@@ -13,7 +13,7 @@ network answers depends much on its seed; what several networks of a run have in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from spotlights.errors import SpotlightsError
 from spotlights.memory.blocks import Block, Everything, as_of
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.engine import View
@@ -90,14 +91,20 @@ def _error_moment(view: View, name: str, visits: VisitNumbers) -> Float[Tensor, 
     return layer.once(("error moment", view.until), find)
 
 
-def earlier_networks(view: View, model: nn.Module) -> Iterator[nn.Module]:
-    """The network as it was during training; none where nobody recorded that."""
-    if view.reader.manifest.observed:
-        return
-    for step in sorted({round(share * view.until) for share in EARLIER}):
-        selection = as_of(view.reader, Everything(), step)
-        then = replace(view, selection=selection, until=step, engine=view.engine.of_the_whole)
-        yield primal_model(then, model, {name: view_parameters(then, name) for name in view.reader.layers})
+def earlier_networks(view: View, model: nn.Module) -> list[nn.Module]:
+    """The network as it was during training; none where nobody recorded that, or no copy of it can be made."""
+    networks: list[nn.Module] = []
+    try:
+        for step in sorted({round(share * view.until) for share in EARLIER}):
+            view.reader.need_recording("Earlier networks need")
+            selection = as_of(view.reader, Everything(), step)
+            then = replace(view, selection=selection, until=step, engine=view.engine.of_the_whole)
+            networks.append(
+                primal_model(then, model, {name: view_parameters(then, name) for name in view.reader.layers})
+            )
+    except (SpotlightsError, RuntimeError, TypeError):  # the last two from modules that cannot be copied
+        return []
+    return networks
 
 
 def mean_queries(networks: Sequence[LayerQueries]) -> LayerQueries:
