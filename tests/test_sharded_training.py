@@ -22,6 +22,9 @@ from test_processes import RANKS, STEPS, batch, in_all
 from training import EXACT, FEATURES, assert_exact, distance, examples, fill, network
 
 WIDTH, LENGTH = 6, 4
+on_cpus = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="the fully_shard of this torch does not train on CPUs"
+)
 
 
 class Transformer(nn.Module):
@@ -114,6 +117,7 @@ def _sharded(rank: int, folder: Path, name: str, optimizer: str, mesh: tuple[int
     return whole_state(model)
 
 
+@on_cpus
 @pytest.mark.parametrize(
     ("name", "optimizer", "mesh", "options"),
     [
@@ -181,6 +185,7 @@ def _resumed(rank: int, folder: Path) -> dict[str, Tensor]:
     return whole_state(model)
 
 
+@on_cpus
 def test_a_sharded_run_that_was_killed_is_resumed_from_its_checkpoint(tmp_path):
     with pytest.raises(BrokenProcessPool):
         in_all(_killed, tmp_path, 4, 5)
@@ -208,6 +213,7 @@ def _in_bfloat16(rank: int, folder: Path) -> dict[str, Tensor]:
     return whole_state(model)
 
 
+@on_cpus
 def test_a_policy_of_bfloat16_is_recorded_to_its_rounding(tmp_path):
     weights = in_all(_in_bfloat16, tmp_path)[0]
     model = network(dtype=torch.float32)

@@ -13,7 +13,6 @@ from spotlights.dual_form import linear_map
 from spotlights.errors import warn
 from spotlights.layers import LayerAdapter, adapter_for, adapter_named
 from spotlights.layers.adapter import unfuse, unwrapped
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map, find_transposed_use
 from spotlights.query.weights import slot_outputs, untaught_part, view_parameters
@@ -27,7 +26,7 @@ class Far:
     """Warns once of a mask that leaves one side of a sum which cancels: such answers say nothing about training."""
 
     def __init__(self, view: View) -> None:
-        self.looks = view.selection != as_of(view.reader, Everything(), view.until)
+        self.looks = not view.is_whole
 
     def check(self, layer: str, masked: Tensor, trained: Tensor) -> None:
         """Compares what a mask makes with what the trained network has."""
@@ -63,7 +62,7 @@ class DualLinear(nn.Module):
         view.unrolled(layer)  # a memory that cannot be computed from is refused here
         adapter = adapter_for(module)
         assert isinstance(adapter, LayerAdapter), "see dual_model"
-        self._kind = adapter, module  # in a tuple: the module is no part of this one
+        self._kind = adapter, module  # in a tuple: the module is not a part of this one
         # A module that shares its weight, and so the memory, may have its own bias.
         bias = None if self._layer.entry.bias else adapter.bias(module)
         self._own_bias = 0.0 if bias is None else bias.detach().double().cpu().reshape(-1)

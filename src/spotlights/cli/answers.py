@@ -35,7 +35,7 @@ def print_answer(
         raise SettingError("--shard 3/20 and --out FILE belong together.")
     if shard is not None:
         if table is not None:
-            raise SettingError("A share of the memory is no answer yet: give --table to spotlights merge.")
+            raise SettingError("The answer for a share of the memory is incomplete: give --table to spotlights merge.")
         number, _, count = shard.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
             raise SettingError(f'--shard {shard}: write "3/20" for the third of 20 shares.')

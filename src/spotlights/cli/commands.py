@@ -145,8 +145,8 @@ def forget(
                 f"{network} is there, and {record} is not: it may be another network. Choose another --out."
             )
         rewound = opened.rewind(model, without=without)
-    with progress_bar(f"Training {rewound.to_train:,} steps again") as told:
-        rewound.train(clip=clip, progress=told)
+    with progress_bar(f"Training {rewound.to_train:,} steps again") as progress:
+        rewound.train(clip=clip, progress=progress)
     record.unlink(missing_ok=True)  # that of another network
     write_whole(network, save({name: tensor.clone() for name, tensor in model.state_dict().items()}))
     rewound.save(record)

@@ -69,8 +69,9 @@ def compare(
         explorer, asked, wanted = _ask(first, query, layer, measure, target)
         there, asked_there, _ = _ask(other_subject(first, other, subject), query, wanted.layer, measure, wanted.target)
         one, two = spotlight(explorer, asked, wanted), spotlight(there, asked_there, wanted)
-        said = [each.answer(of)["said_name"] for each, of in ((explorer, asked), (there, asked_there))]
-    sums = [_sum(each, by or next(iter(one["totals"]), "")) for each in (one, two)]
+        said = [explorer.answer(asked)["said_name"], there.answer(asked_there)["said_name"]]
+    column = by or next(iter(one["totals"]), "")
+    sums = [_sum(one, column), _sum(two, column)]
     names = list(dict.fromkeys([*sums[0], *sums[1]]))
     rows = [{"part": name, "here": sums[0].get(name), "there": sums[1].get(name)} for name in names]
     write_table(rows, table)
@@ -97,12 +98,12 @@ def _ask(subject: Any, query: str, layer: str | None, measure: str, target: str 
     return explorer, asked, Wanted(layer, kind.name, target)
 
 
-def _sum(found: dict[str, Any], column: str) -> dict[str, float]:
+def _sum(answer: dict[str, Any], column: str) -> dict[str, float]:
     """The rows of the waterfall, by name; without the initial weights where they are not part of a sum."""
-    if column not in found["totals"]:
-        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(found['totals'])}.")
-    parts = {f"{column} {row['value']}": row["total"] for row in found["totals"][column]}
-    if found["initial"] is None or not (found["exact"] or found["caution"] == "approximate"):
+    if column not in answer["totals"]:
+        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(answer['totals'])}.")
+    parts = {f"{column} {row['value']}": row["total"] for row in answer["totals"][column]}
+    if answer["initial"] is None or not (answer["exact"] or answer["caution"] == "approximate"):
         return parts
-    rest = found["value"] - found["initial"] - sum(parts.values())
-    return {"initial weights": found["initial"], **parts, "rounding": rest, "logit": found["value"]}
+    rest = answer["value"] - answer["initial"] - sum(parts.values())
+    return {"initial weights": answer["initial"], **parts, "rounding": rest, "logit": answer["value"]}

@@ -106,8 +106,7 @@ class Attention(LayerMeasured):
             raise UnsupportedError(f'Weighted scores are about "{self.layer}", not about "{self.use}".')
         reader = self.view.reader
         reader.need_visits("the error of each visit to weight by", "Ask for plain scores")
-        if not reader.manifest.errors:
-            raise UnsupportedError(f"{reader.address} was recorded with errors=False: there is nothing to weight by.")
+        reader.need_errors("Weighted scores need")
         return self._with(what="weighted score", _weighted=True)
 
     passages = find_passages
@@ -310,7 +309,7 @@ class Attention(LayerMeasured):
 
 def _as_html(attentions: Iterable[Attention]) -> str:
     """In a notebook: which layers can be asked, and how."""
-    rows = [[each.layer, len(each), f"{each.recorded.slots:,}"] for each in attentions]
+    rows = [[one.layer, len(one), f"{one.recorded.slots:,}"] for one in attentions]
     note = "ask a layer with .top(), .totals(column), .contributions(target)"
     return table_page(build("attention over training slots", ["layer", "queries", "slots"], rows, note), None).html
 

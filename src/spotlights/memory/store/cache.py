@@ -136,7 +136,7 @@ def _touched(file: int | Path) -> tuple[int, int, int]:
     """What changes when somebody replaces or writes a file."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{file} is no file")
+        raise OSError(f"{file} is not a file")
     return status.st_ino, status.st_size, status.st_ctime_ns
 
 
