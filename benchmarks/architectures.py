@@ -2,10 +2,12 @@
 
     python benchmarks/architectures.py                       all of them, about ten minutes on one core
     python benchmarks/architectures.py --only ViT "U-Net"    some of them, printed and not written
+    python benchmarks/architectures.py --keep rows.json      the same in parts: rows that are there are not made again
 
 Each architecture (`zoo/`) is trained for some steps in a process of its own, with a limit of time, first without and
-then with recording. An architecture that fails, fails in its own row: every cell says what came out or why nothing did.
-Networks of Hugging Face need the extra "architectures"; without it they are listed as not installed.
+then with recording; three of them have the size that people train. An architecture that fails, fails in its own row:
+every cell says what came out or why nothing did. Networks of Hugging Face need the extra "architectures"; without it
+they are listed as not installed.
 """
 
 from __future__ import annotations
@@ -24,50 +26,66 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import tied_tokens
 import torch
-from zoo import ARCHITECTURES, Setup, vision
+from zoo import ARCHITECTURES, FULL_SIZE, Setup
 
 import spotlights as sl
 
-for _file in ("vision", "text", "hugging_face", "others"):
+for _file in ("vision", "text", "hugging_face", "others", "full_size"):
     import_module(f"zoo.{_file}")  # registers its architectures
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
-STEPS, PLAIN_STEPS, LIMIT = 8, 16, 60
+STEPS, STEPS_OF_FULL_SIZE = 8, 3
+LIMIT = 60
+"""Seconds for a tiny architecture; one of full size may take five times as long."""
 OF_THE_CHANGE = 1e-4
 COLUMNS = {
     "trained": "trained numbers",
     "recorded": "recorded",
     "verify": "of the change",
     "sum": "initial + Σ = output",
-    "influence": "influence",
     "suspects": "suspects",
-    "ratio": "step time",
+    "influence": "influence",
     "bytes": "bytes per example",
 }
+TIMED = {**COLUMNS, "ratio": "step time", "verified": "verify"}
 VERSIONS = ("torch", "transformers", "peft")
 HEAD = f"""# Architectures
 
-What recording gives for networks as users write them. Made by `python benchmarks/architectures.py`: small random data,
-{STEPS} steps, float32, one thread, VERSIONS_HERE.
+What recording gives for networks as users write them. Made by `python benchmarks/architectures.py`: random data,
+float32, one thread, VERSIONS_HERE.
 
 - *recorded*: the share of the trained numbers that belong to layers with slots. "By gradient": of these, the share in
-  parameters that no kind of layer knows (class tokens, stacked experts, the factors of a weight norm). Such a parameter
+  parameters that no kind of layer knows (class tokens, gates, the factors of a weight norm). Such a parameter
   has one slot for each step, its gradient, which belongs to no example: sums are whole, and no example is named.
 - *of the change*: the largest part of a layer's change that the slots miss; {OF_THE_CHANGE:.0e} is rounding. Where
-  it is more, `verify` says why: see below the table.
+  it is more, `verify` says why: see below the tables.
 - *initial + Σ = output*: the difference for one test input, in the layer that answers, and what the result says.
-- *influence*, *suspects*: the processor's seconds for the first answer.
+- *suspects*, *influence*, *verify*: the processor's seconds for the first answer.
 - *step time*: the processor's time of the quickest recorded step over that of the quickest plain one, of a few, with
-  the milliseconds of the plain one. What is written at the end is left out. A layer costs some tenths of a millisecond
-  whatever its size, so that the ratios of these tiny networks are large; below the table is one of full size.
-  `benchmarks/networks.py` measures the cost of recording with care.
-- *bytes per example*: of keys and errors, for each step. Of a language model, nearly all of that are the errors of its
-  output layer: one number for each position and each token of the vocabulary, 4 · 12 · 50,257 bytes for the texts of 12
-  tokens here. Such an error is `softmax(logits) − one-hot` under the usual loss: it has as many numbers as there are
-  tokens, and none of them is zero. Keys and errors of an embedding are token numbers and short rows, whatever the
-  vocabulary. `keep="recipe"` stores no errors at all and computes them again when a question is asked
-  ([recipes](recipes.md)); `dtype="float16"` halves, `sample=0.1` keeps a tenth.
+  the seconds of the plain one. What is written after the last step is left out. `benchmarks/networks.py` measures the
+  cost of recording with care.
+- *bytes per example*: what is written for each step and example, nearly all of it keys and errors. `keep="recipe"`
+  stores none of these and computes them again when a question is asked ([recipes](recipes.md)); `dtype="float16"`
+  halves, `sample=0.1` keeps a tenth ([smaller recordings](recording.md#make-it-smaller)).
+"""
+TINY = f"""## Of every kind
+
+Tiny networks, {STEPS} steps. A layer costs some tenths of a millisecond for each step whatever its size, so that their
+step times say nothing.
+"""
+TIED = """## Tied weights of 50,257 tokens
+
+`python benchmarks/tied_tokens.py`: a weight that the embedding and the output layer of a small GPT share, in float32.
+The bytes of a token are those of the arithmetic: an error for each token of the vocabulary and a key in the output
+layer, an error and a token number in the embedding. The error of a token is `softmax(logits) − one-hot` under the usual
+loss: it has as many numbers as there are tokens, and none of them is zero.
+"""
+LARGE = f"""## Of full size
+
+The same for {STEPS_OF_FULL_SIZE} steps of networks of the size that people train. Keys and errors grow with the rows:
+each pixel, each token is one.
 """
 
 
@@ -96,38 +114,39 @@ def measure(name: str) -> None:
     torch.manual_seed(0)
     cells = Cells()
     try:
-        setup = ARCHITECTURES[name]()
+        setup = (ARCHITECTURES | FULL_SIZE)[name]()
     except ImportError as error:
         cells.print("trained", f"not installed: {error.name}")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.memory"
-        plain = [_timed(setup, None) for _ in range(PLAIN_STEPS)]
+        steps = STEPS_OF_FULL_SIZE if name in FULL_SIZE else STEPS
+        plain = [_timed(setup, None) for _ in range(steps)]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             recorded: list[float] = []
             try:
-                _record(setup, path, recorded)
+                _record(setup, path, recorded, steps)
             except Exception as error:  # what a user's script would have ended with
                 cells.print("recorded", f"{'TRAINING ENDED by' if recorded else 'REFUSED:'} {_sentence(error)}")
                 return
         print(json.dumps({"said": [str(w.message) for w in caught if issubclass(w.category, sl.SpotlightsWarning)]}))
-        _ask(setup, sl.open(path), cells)
-        cells.fill("ratio", lambda: f"{min(recorded) / min(plain):.1f} ({1000 * min(plain):.2g} ms)")
+        cells.fill("ratio", lambda: f"{min(recorded) / min(plain):.2f} ({min(plain):.2g} s)")
         stored = sum(file.stat().st_size for file in (path / "segments").rglob("*"))
-        cells.fill("bytes", lambda: f"{stored / (STEPS * setup.batch_size):,.0f}")
+        cells.fill("bytes", lambda: f"{stored / (steps * setup.batch_size):,.0f}")
+        _ask(setup, sl.open(path), cells)
 
 
-def _record(setup: Setup, path: Path, seconds: list[float]) -> None:
+def _record(setup: Setup, path: Path, seconds: list[float], steps: int) -> None:
     """Trains with recording, and notes the seconds of each step."""
     with sl.record(setup.model, setup.optimizer, path) as recorder:  # type: ignore[arg-type]
-        for _ in range(STEPS):
+        for _ in range(steps):
             seconds.append(0.0)
             seconds[-1] = _timed(setup, recorder)
 
 
 def _timed(setup: Setup, recorder: sl.Recorder | None) -> float:
-    ids = torch.randint(setup.examples, (setup.batch_size,))
+    ids = torch.randperm(setup.examples)[: setup.batch_size]
     start = time.process_time()
     if recorder is not None:
         recorder.batch(**setup.columns(ids))
@@ -138,7 +157,9 @@ def _timed(setup: Setup, recorder: sl.Recorder | None) -> float:
 def _ask(setup: Setup, memory: sl.Memory, cells: Cells) -> None:
     cells.fill("trained", lambda: f"{memory.info.as_dict()['trained parameters']:,}")
     cells.fill("recorded", lambda: _recorded(memory, setup))
+    start = time.process_time()
     cells.fill("verify", lambda: _verified(memory, setup))
+    cells.fill("verified", lambda: f"{time.process_time() - start:.1f} s")
     cells.fill("sum", lambda: _sum(memory, setup))
     cells.fill("suspects", lambda: _suspects(memory, setup))
     cells.fill("influence", lambda: _influence(memory, setup))
@@ -226,33 +247,18 @@ def row_of(name: str, limit: float) -> dict[str, Any]:
     return cells
 
 
-def full_size() -> str:
-    """The step time of a ResNet-18 as wide as torchvision's: recorded and plain steps, taken in turns."""
-    model = vision.ResNet18(width=64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    setup = vision.classifier(model, optimizer, "fc", size=64)
-    setup.batch_size = 16
-    plain, recorded = list[float](), list[float]()
-    for _ in range(3):
-        plain += [_timed(setup, None) for _ in range(2)]
-        with tempfile.TemporaryDirectory() as folder, sl.record(model, optimizer, Path(folder) / "m") as recorder:
-            recorded += [_timed(setup, recorder) for _ in range(2)]
-    ratio = f"{min(recorded) / min(plain):.2f} ({1000 * min(plain):.0f} ms)"
-    return f"A ResNet-18 of full width (64 channels first) on 16 images of 64 × 64 has a step time of {ratio}."
-
-
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def table(rows: dict[str, dict[str, Any]], columns: dict[str, str]) -> str:
     """The rows as a table in Markdown."""
-    lines = ["| architecture | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " --- |" * len(COLUMNS)]
+    lines = ["| architecture | " + " | ".join(columns.values()) + " |", "| --- |" + " --- |" * len(columns)]
     for name, cells in rows.items():
-        texts = [str(cells.get(cell, "–")).replace("|", "\\|") for cell in COLUMNS]
+        texts = [str(cells.get(cell, "–")).replace("|", "\\|") for cell in columns]
         lines.append(f"| {name} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 
 def reasons(rows: dict[str, dict[str, Any]]) -> str:
     """What `verify` says of the first layer whose change is not met, and what recording said."""
-    lines = ["What is missing, in the words of `verify`, for the first such layer:", ""]
+    lines = ["In the words of `verify`, for the first such layer:", ""]
     lines += [f"- {name}, {cells['reason']}." for name, cells in rows.items() if "reason" in cells]
     lines += ["", "What was said while recording:", ""]
     lines += [f"- {name}: {text}" for name, cells in rows.items() for text in cells.get("said", ())]
@@ -263,22 +269,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", metavar="NAME", help=f"some of: {', '.join(ARCHITECTURES)}")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a tiny architecture")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="where rows are kept, to go on later")
     settings = parser.parse_args()
     if settings.one:
         measure(settings.one)
         return
-    rows = {}
-    for name in settings.only or ARCHITECTURES:
+    rows: dict[str, dict[str, Any]] = {}
+    if settings.keep is not None and settings.keep.exists():
+        rows = json.loads(settings.keep.read_text())
+    for name in settings.only or ARCHITECTURES | FULL_SIZE:
+        if name in rows:
+            continue
         start = time.perf_counter()
-        rows[name] = row_of(name, settings.limit)
+        rows[name] = row_of(name, settings.limit * (5 if name in FULL_SIZE else 1))
         took = time.perf_counter() - start
         print(f"{name}: {rows[name]} ({took:.0f} s)", file=sys.stderr, flush=True)
-    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
-    page = f"{HEAD.replace('VERSIONS_HERE', versions)}\n{table(rows)}\n\n{full_size()}\n\n{reasons(rows)}\n"
+        if settings.keep is not None:
+            settings.keep.write_text(json.dumps(rows, indent=1))
+    page = page_of(rows)
     print(page)
     if not settings.only:
         PAGE.write_text(page)
+
+
+def page_of(rows: dict[str, dict[str, Any]]) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    tiny = table({name: rows[name] for name in ARCHITECTURES if name in rows}, COLUMNS)
+    large = table({name: rows[name] for name in FULL_SIZE if name in rows}, TIMED)
+    head = HEAD.replace("VERSIONS_HERE", versions)
+    parts = (
+        head,
+        LARGE,
+        large,
+        "",
+        TINY,
+        tiny,
+        "",
+        TIED,
+        tied_tokens.table(),
+        "",
+        "## What is missing",
+        "",
+        reasons(rows),
+    )
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

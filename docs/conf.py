@@ -69,7 +69,7 @@ def _public(app, env, node, contnode):
 
 def _constructors_are_private(app, what, name, obj, options, signature, returns):
     """Objects that the library makes are documented without the arguments of their constructors."""
-    made_by_users = {"FunctionalLinear", "AskTop", "AskTotals", "AskMeans", "Subject"}
+    made_by_users = {"FunctionalLinear", "AskTop", "AskTotals", "Subject"}
     if what == "class" and name.rpartition(".")[2] not in made_by_users:
         return "", returns
     return signature, returns

@@ -44,8 +44,8 @@ def ask(memory: sl.Memory, model: torch.nn.Module, measure: str) -> list[Any]:
         values = spot.influence(target=1)
         return [values.totals("label"), values.top(5, by="example")]
     values = {"score": lambda: spot["2"], "contribution": lambda: spot["2"].contributions(target=1)}[measure]()
-    means = values.ask(sl.AskMeans("label"), sl.AskTop(4, "label")) if not memory.sampled else []
-    return [values.totals("label"), values.top(5), values.bottom(5), values.top(5, by="example"), *means]
+    per_label = values.top(4, per="label")
+    return [values.totals("label"), values.top(5), values.bottom(5), values.top(5, by="example"), per_label]
 
 
 def rows(results: list[Any]) -> list[Any]:

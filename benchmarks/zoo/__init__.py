@@ -5,7 +5,7 @@ A new architecture is one function that returns a `Setup`, marked with `@archite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ class Setup:
     columns: Callable[[Tensor], dict[str, Any]] = lambda ids: {"example": ids}
     """What the user tells the recorder about a batch."""
     batch_size: int = 8
-    layers: Sequence[str] | None = None
 
 
 ARCHITECTURES: dict[str, Callable[[], Setup]] = {}
+"""Tiny ones, of every kind."""
+FULL_SIZE: dict[str, Callable[[], Setup]] = {}
 
 
 def architecture(name: str) -> Callable[[Callable[[], Setup]], Callable[[], Setup]]:
@@ -43,6 +44,16 @@ def architecture(name: str) -> Callable[[Callable[[], Setup]], Callable[[], Setu
 
     def register(make: Callable[[], Setup]) -> Callable[[], Setup]:
         ARCHITECTURES[name] = make
+        return make
+
+    return register
+
+
+def full_size(name: str) -> Callable[[Callable[[], Setup]], Callable[[], Setup]]:
+    """The same for an architecture of the size that people train."""
+
+    def register(make: Callable[[], Setup]) -> Callable[[], Setup]:
+        FULL_SIZE[name] = make
         return make
 
     return register

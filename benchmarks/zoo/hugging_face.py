@@ -16,9 +16,11 @@ EXAMPLES, LENGTH, TOKENS = 32, 12, 96
 SMALL: dict[str, Any] = {"vocab_size": TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def language_model(model: nn.Module, answers: str = "lm_head", *, lr: float = 1e-3) -> Setup:
+def language_model(
+    model: nn.Module, answers: str = "lm_head", *, lr: float = 1e-3, tokens: int = TOKENS, length: int = LENGTH
+) -> Setup:
     """Trained with the loss that the model computes from its labels."""
-    texts = torch.randint(2, TOKENS, (EXAMPLES, LENGTH))
+    texts = torch.randint(2, tokens, (EXAMPLES, length))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr)
     return Setup(

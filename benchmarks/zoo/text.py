@@ -14,10 +14,16 @@ EXAMPLES, LENGTH, TOKENS = 32, 12, 80
 
 
 def language_model(
-    model: nn.Module, optimizer: torch.optim.Optimizer, answers: str, *, tokens: int = TOKENS, clip: float | None = 1.0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    answers: str,
+    *,
+    tokens: int = TOKENS,
+    length: int = LENGTH,
+    clip: float | None = 1.0,
 ) -> Setup:
     """A network that says the next token of random texts, of each token."""
-    texts = torch.randint(tokens, (EXAMPLES, LENGTH + 1))
+    texts = torch.randint(tokens, (EXAMPLES, length + 1))
 
     def loss(ids: Tensor) -> Tensor:
         logits = model(texts[ids, :-1])
@@ -28,14 +34,14 @@ def language_model(
         optimizer,
         EXAMPLES,
         supervised(model, optimizer, loss, clip=clip),
-        torch.randint(tokens, (1, LENGTH)),
+        torch.randint(tokens, (1, length)),
         lambda output: output[:, -1, int(texts[0, 0])],
         answers,
     )
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int = 4) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
@@ -60,9 +66,9 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.ln_1, self.attn, self.ln_2 = LayerNorm(width), CausalSelfAttention(width), LayerNorm(width)
+        self.ln_1, self.attn, self.ln_2 = LayerNorm(width), CausalSelfAttention(width, heads), LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
         )
@@ -75,13 +81,15 @@ class Block(nn.Module):
 class NanoGPT(nn.Module):
     """Embedding and output layer share their weight."""
 
-    def __init__(self, tokens: int = TOKENS, width: int = 32) -> None:
+    def __init__(
+        self, tokens: int = TOKENS, width: int = 32, *, layers: int = 2, heads: int = 4, length: int = LENGTH
+    ) -> None:
         super().__init__()
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(tokens, width),
-                "wpe": nn.Embedding(LENGTH, width),
-                "h": nn.ModuleList(Block(width) for _ in range(2)),
+                "wpe": nn.Embedding(length, width),
+                "h": nn.ModuleList(Block(width, heads) for _ in range(layers)),
                 "ln_f": LayerNorm(width),
             }
         )

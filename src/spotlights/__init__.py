@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from spotlights.explorer.views import MarkedText
     from spotlights.layers import FunctionalLinear, LayerAdapter, register_layer
-    from spotlights.query import AskMeans, AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
+    from spotlights.query import AskTop, AskTotals, Attention, Contributions, History, Influence, Spotlights
     from spotlights.query.masks import Mask
     from spotlights.query.parts import Merged, Shard
     from spotlights.query.runs import RunsInfluence, influence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from spotlights.subject import Drawing, Subject
 
 __all__ = [
-    "AskMeans",
     "AskTop",
     "AskTotals",
     "Attention",
@@ -91,7 +90,7 @@ _NAMES = {
     ),
     "spotlights.explorer.views": "MarkedText",
     "spotlights.layers": "FunctionalLinear LayerAdapter register_layer",
-    "spotlights.query": "AskMeans AskTop AskTotals Attention Contributions History Influence Spotlights",
+    "spotlights.query": "AskTop AskTotals Attention Contributions History Influence Spotlights",
     "spotlights.query.masks": "Mask",
     "spotlights.query.parts": "Merged Shard",
     "spotlights.query.runs": "RunsInfluence influence",

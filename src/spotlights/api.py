@@ -238,8 +238,7 @@ class Memory:
     def visits(self, example: int, *, layer: str | None = None) -> ExampleVisits:
         """When training visited an example, and what is known of it."""
         recorded = self._layer(layer)
-        if "example" not in self.columns:
-            raise UnknownNameError("This memory knows no examples: it was recorded without recorder.batch(example=…).")
+        self.view.reader.need_examples()
         groups = grouping(self.view, recorded, "example")
         ids = groups.labels
         if example not in ids:
@@ -287,8 +286,7 @@ class Memory:
 
     def __invert__(self) -> Memory:
         view = self.view
-        every = as_of(view.reader, Everything(), view.until)
-        return Memory(replace(view, selection=every & ~view.selection))
+        return Memory(replace(view, selection=view.all_slots & ~view.selection))
 
     def as_of(self, step: int) -> Memory:
         """The network as it was after `step` optimizer steps; `as_of(0)` is the initial one."""
@@ -360,10 +358,10 @@ class Memory:
             keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
                 until this process ends.
         """
-        made = _engine(engine, keep=keep)
+        runner = _engine(engine, keep=keep)
         if self._recomputation is not None and "view" not in self.__dict__:
-            return Memory(replace(self._known, engine=made), self._recomputation)
-        return Memory(replace(self.view, engine=made))
+            return Memory(replace(self._known, engine=runner), self._recomputation)
+        return Memory(replace(self.view, engine=runner))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.

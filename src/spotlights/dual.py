@@ -39,7 +39,7 @@ class DualLinear(nn.Module):
         view.unrolled(layer)  # a memory that cannot be computed from is refused here
         adapter = adapter_for(module)
         assert isinstance(adapter, LayerAdapter), "see dual_model"
-        self._kind = adapter, module  # in a tuple: the module is no part of this one
+        self._kind = adapter, module  # in a tuple: the module is not a part of this one
         # A module that shares its weight, and so the memory, may have its own bias.
         bias = None if self._layer.entry.bias else adapter.bias(module)
         self._own_bias = 0.0 if bias is None else bias.detach().double().cpu().reshape(-1)

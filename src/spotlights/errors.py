@@ -19,6 +19,11 @@ Each message says what was given, what was expected and what to do.
         └── RecordingStoppedWarning     training goes on, unrecorded from here
 """
 
+from __future__ import annotations
+
+import inspect
+import warnings
+
 
 class SpotlightsError(Exception):
     """The root: `except SpotlightsError` catches whatever Spotlights raises on purpose."""
@@ -69,3 +74,15 @@ class SpotlightsWarning(UserWarning):
 
 class RecordingStoppedWarning(SpotlightsWarning):
     """Recording stopped. Training goes on, and every segment committed so far stays readable."""
+
+
+_BETWEEN = ("spotlights", "torch", "contextlib", "lightning", "transformers", "accelerate")
+"""Packages whose code calls ours in the place of the user."""
+
+
+def warn(text: str, category: type[SpotlightsWarning] = SpotlightsWarning) -> None:
+    """Warns at the line of the user's code that led here, as `optimizer.step()` does."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -98,7 +98,6 @@ class MemoryInfo(Printable):
         """The same as plain data."""
         reader = self._view.reader
         manifest, without = reader.manifest, _without_slots(reader)
-        covered = manifest.covered_numbers
         known = self._has_rules and manifest.errors and manifest.sample is None and not manifest.observed
         checked = reader.layers if known and manifest.recipe is None else ()
         gaps = [name for name in checked if has_gaps(reader, name, reader.steps)]
@@ -117,11 +116,11 @@ class MemoryInfo(Printable):
             "recomputed": manifest.recomputed,
             "observed": manifest.observed,
             "contributions": known,
-            "exact": known and not gaps and not rounded,
+            "exact": known and not gaps and not rounded and reader.steps > 0,
             "not exact in": gaps,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": [*manifest.uncovered, *without],
-            "recorded parameters": None if covered is None else covered - sum(without.values()),
+            "recorded parameters": manifest.covered_numbers - sum(without.values()),
             "trained parameters": manifest.trained_numbers,
             "parameters": {n: _state(e, n in without) for n, e in manifest.parameters.items()},
             "layers": {name: vars(info) for name, info in layer_infos(reader).items()},
@@ -146,15 +145,18 @@ class MemoryInfo(Printable):
         if known["not exact in"]:
             few = ", ".join(known["not exact in"][:5]) + (" …" if len(known["not exact in"]) > 5 else "")
             exact = f"contributions are not exact in {few}: verify says why, and how much is missing"
+        if not known["steps"] and known["contributions"]:
+            exact = "no step was recorded"
         if known["sampled"]:
             rule = rule_named(self._view.reader.manifest.rule)
             exact = "contributions are estimates" if rule is not None and rule.scalar else "scores only"
         training = f"{known['steps']:,} steps of {known['optimizer']} ({exact})"
         if known["observed"]:
             training = self._view.reader.manifest.slots_note
+        megabytes = known["bytes"] / 1e6
         note = (
             f"{known['status']} · {training} · "
-            f"{known['bytes'] / 1e6:,.0f} MB · columns: {', '.join(known['columns']) or 'none'}"
+            f"{megabytes:,.{1 if megabytes < 10 else 0}f} MB · columns: {', '.join(known['columns']) or 'none'}"
         )
         if known["folded"]:
             note += f"\nfolded {known['folded']}: a slot is the sum of its visits' keys"
@@ -170,8 +172,6 @@ class MemoryInfo(Printable):
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
             note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
         lines = [f"{name}: {state}" for name, state in known["parameters"].items() if state != "recorded"]
-        if known["not recorded"] and not lines:  # memories of earlier versions name no reasons
-            note += f"\nnot recorded: {', '.join(known['not recorded'])}"
         note += "".join(f"\n{line}" for line in lines[:_PARAMETERS_SHOWN])
         if len(lines) > _PARAMETERS_SHOWN:
             note += f"\n… and {len(lines) - _PARAMETERS_SHOWN} more (memory.info.as_dict()['parameters'])"

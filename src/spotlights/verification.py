@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
@@ -110,12 +109,15 @@ class Verification(dict[str, Check], Printable):
 
     def table(self) -> Any:
         rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
+        reasons: dict[str, list[str]] = {}
         for name, check in self.items():
             within = "yes" if check.tolerance <= EXACT else f"within {check.tolerance:.0e}"
             verdict = "to rounding" if check.within_rounding else within if check.ok else "NO"
             errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
             rows.append([name, verdict, *errors, check.compared_with])
-            notes += [f"{name}: {reason}" for reason in check.reasons]
+            for reason in check.reasons:
+                reasons.setdefault(reason, []).append(name)
+        notes += [f"{', '.join(layers)}: {reason}" for reason, layers in reasons.items()]
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
 
@@ -185,7 +187,7 @@ def _damaged(view: View) -> list[str]:
 
 
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
-    if view.selection != as_of(view.reader, Everything(), view.until):
+    if not view.is_whole:
         raise UnsupportedError(
             f"{view.reader.address} was trained with {view.reader.manifest.optimizer}, which has no exact update "
             "rule: only the whole memory can be verified, not a part of it."

@@ -41,7 +41,7 @@ def draw_image(axes: Axes, pixels: Shaped[np.ndarray, "height width"], *, frame:
 def draw_images(axes: Axes, images: Sequence[Captioned], *, across: int | None = None) -> None:
     """Draws images in a row with their captions; the row fills the axes, or has room for `across` images."""
     axes.axis("off")
-    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
     width = 1 / max(across or len(images), 1)
     for index, image in enumerate(images):
         middle = (index + 0.5) * width

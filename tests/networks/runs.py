@@ -210,19 +210,13 @@ def assert_honest(run: Run) -> None:
         for name, check in verified.items()
         if not (check.change_error <= max(OF_THE_CHANGE, check.tolerance) or check.relative_error <= rounded)
     }
-    said = {name: _said_of(name, verified) for name in wrong}
+    said = {name: "; ".join(check.reasons) for name, check in wrong.items()}
     claims = [name for name, check in wrong.items() if check.ok and "round" not in said[name]]
     assert not claims, f"verify says yes, and more than {OF_THE_CHANGE} of the change is missing:\n{verified}"
     silent = [n for n, c in wrong.items() if not (c.unexplained_steps or c.moved_steps or said[n])]
     assert not silent, f"verify says NO without a reason for {silent}:\n{verified}"
     if any(not check.ok for check in wrong.values()):
         assert not memory.info.as_dict()["exact"], "info says that contributions are exact, and verify that not"
-
-
-def _said_of(layer: str, verified: Any) -> str:
-    """The notes under the table of `verify` that are about a layer: they begin with its name and a colon."""
-    _, _, notes = words(verified).partition(f" {layer}: ")
-    return notes
 
 
 def mlp() -> nn.Sequential:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from runs import (
     run,
     sgd,
     turn,
+    words,
 )
 from torch import Tensor, nn
 
@@ -151,6 +154,36 @@ def test_ids_can_be_given_for_the_rows_of_one_layer(tmp_path):
     assert not done.heard.warnings
     assert column(done.memory, "nodes") == IDS[Graphs.owners].tolist() * 4
     assert column(done.memory, "head") == IDS.tolist() * 4
+
+
+def test_what_is_said_of_examples_follows_from_the_ids_of_rows(tmp_path):
+    def step(model: nn.Module, optimizer: Any, recorder: Any, number: int) -> None:
+        recorder.batch(example=IDS, label=LABELS[IDS])
+        recorder.batch(example=IDS[Graphs.owners], layer="nodes")
+        turn(optimizer, F.cross_entropy(model(X[IDS]), LABELS[IDS]))
+
+    done = run(Graphs(), sgd(), tmp_path / "m", step)
+    assert not done.heard.warnings
+    assert column(done.memory, "nodes", "label") == LABELS[IDS[Graphs.owners]].tolist() * 4
+
+
+def test_warnings_point_at_the_line_of_the_loop(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Graphs()
+        optimizer = sgd()(model)
+        with sl.record(model, optimizer, tmp_path / "m") as recorder:
+            ordinary(model, optimizer, recorder, 0)
+    (told,) = caught
+    assert Path(told.filename).name == "runs.py"
+
+
+def test_answers_name_the_layers_whose_slots_have_no_example(tmp_path):
+    done = run(Graphs(), sgd(), tmp_path / "m", ordinary)
+    spot = done.memory.attend(done.model, X[:B])
+    assert "no example is known of the slots of nodes" in words(spot.influence(1).top(3))
+    assert "–: slots whose example is not known" in words(spot["nodes"].contributions(1).top(3, by="example"))
+    assert "not known" not in words(spot["head"].contributions(1).top(3, by="example"))
 
 
 class Windows(nn.Module):

@@ -75,6 +75,7 @@ FOUND = (  # earlier
     Loop([("batch norm", ""), ("attention", "")], {}, "Adam with L2", float64=True, steps=5, seed=16),
     Loop([], {"replace the head": 1}, tied=True, every_token=True, float64=True),
     Loop([], {"replace the head": 2}, "Adafactor", steps=3),
+    Loop([], {"replace the head": 0, "a skipped step": 0}, steps=1),
 )
 
 
@@ -86,6 +87,7 @@ FOUND = (  # earlier
 @example(FOUND[3])
 @example(FOUND[4])
 @example(FOUND[5])
+@example(FOUND[6])
 def test_verify_is_exact_or_says_why_not(loop):
     with tempfile.TemporaryDirectory() as folder:
         assert_no_third_outcome(loop, recorded(loop, Path(folder) / "run.memory"))

@@ -25,7 +25,6 @@ from spotlights_paper.experiments.analyses.results import audit
 from spotlights_paper.experiments.analyses.test_set import (
     CategoryTotals,
     categories,
-    class_attention,
     cross_task,
     over_time,
     total_scores,
@@ -242,41 +241,19 @@ def test_votes_equal_a_loop_over_test_images(trained: Trained, plain: Plain, tot
         assert vote.agreement("output")[1] == [expected[4], expected[2] - expected[4]]
 
 
-def test_class_attention_and_cross_task_shares_equal_a_loop(
-    trained: Trained, plain: Plain, totals: CategoryTotals
-) -> None:
+def test_cross_task_shares_equal_a_loop(trained: Trained, plain: Plain, totals: CategoryTotals) -> None:
     layer = "layers.1"
-    slots_of: dict[tuple[str, int], int] = defaultdict(int)
-    for slot in plain.slots:
-        slots_of[slot.source, slot.label] += 1
-    shares, task_shares, per_slot = defaultdict(list), defaultdict(list), defaultdict(list)
-    for source, inputs, label in _test_images(trained):
+    shares = defaultdict(list)
+    for source, inputs, _ in _test_images(trained):
         query = _queries(plain.final, inputs[None])[layer][0]
-        sums = _totals_of(plain, layer, query, lambda slot: (slot.source, slot.label))
-        whole = sum(sums.values())
+        sums = _totals_of(plain, layer, query, lambda slot: slot.source)
         for train in trained.sources:
-            task_shares[source, train].append(sum(sums[train, each] for each in range(10)) / whole)
-            for each in range(10):
-                shares[source, label, train, each].append(sums[train, each] / whole)
-                per_slot[source, label, train, each].append(sums[train, each] / max(slots_of[train, each], 1))
-    found = next(each for each in class_attention(totals) if each.layer == layer)
-    present = ~np.isnan(found.share[:, 0])
-    np.testing.assert_allclose(found.share[present].sum(axis=1), 1.0, rtol=1e-6)
-    for row, (source, label) in enumerate((s, c) for s in trained.sources for c in range(10)):
-        for column, (train, each) in enumerate((s, c) for s in trained.sources for c in range(10)):
-            expected = shares[source, label, train, each]
-            if not expected:
-                assert np.isnan(found.share[row, column])
-                continue
-            assert found.share[row, column] == pytest.approx(np.mean(expected), rel=1e-4, abs=1e-8)
-            values = per_slot[source, label, train, each]
-            assert found.mean[row, column] == pytest.approx(np.mean(values), rel=1e-4, abs=1e-8)
-            assert found.spread[row, column] == pytest.approx(np.std(values), rel=1e-3, abs=1e-5)
-    for each in cross_task(totals):
-        if each.layer == layer:
-            expected = task_shares[each.test, each.train]
-            assert each.share == pytest.approx(np.mean(expected), rel=1e-4)
-            assert each.share_spread == pytest.approx(np.std(expected), rel=1e-3, abs=1e-6)
+            shares[source, train].append(sums[train] / sum(sums.values()))
+    for part in cross_task(totals):
+        if part.layer == layer:
+            expected = shares[part.test, part.train]
+            assert part.share == pytest.approx(np.mean(expected), rel=1e-4)
+            assert part.share_spread == pytest.approx(np.std(expected), rel=1e-3, abs=1e-6)
 
 
 def test_attention_over_time_equals_a_loop_over_steps(trained: Trained, plain: Plain) -> None:
@@ -301,7 +278,7 @@ WANTED = (WantedImage("mnist", 1, right=False), WantedImage("fashion-mnist", 3))
 
 @pytest.fixture(scope="module")
 def looked_at(trained: Trained) -> list[Case]:
-    return cases(trained, WANTED, top=SETTINGS.top, bins=SETTINGS.bins)
+    return cases(trained, WANTED, top=SETTINGS.top)
 
 
 def _position(trained: Trained, case: Case) -> int:
@@ -351,48 +328,20 @@ def test_scores_of_a_case_equal_a_loop_over_slots(trained: Trained, plain: Plain
                 values = sorted((score for score, _ in pairs), reverse=True)
                 kept = layer.top[task, label]
                 np.testing.assert_allclose(kept[~np.isnan(kept)], values[: SETTINGS.top], **CLOSE)
-                assert layer.totals[task, label] == pytest.approx(sum(values), rel=1e-4, abs=1e-3)
                 assert layer.absolute[task, label] == pytest.approx(sum(map(abs, values)), rel=1e-4, abs=1e-3)
-                assert layer.mean[task, label] == pytest.approx(np.mean(values), rel=1e-4, abs=1e-4)
-                assert layer.spread[task, label] == pytest.approx(np.std(values), rel=1e-4, abs=1e-4)
-                weighted = sum(abs(s) * np.linalg.norm(slot.errors[layer.layer]) for s, slot in pairs)
-                assert layer.weighted[task, label] == pytest.approx(weighted, rel=1e-4, abs=1e-5)
-            width = SETTINGS.steps // SETTINGS.bins
-            by_step = np.zeros(SETTINGS.bins)
-            for score, slot in zip(scores, plain.slots, strict=True):
-                by_step[slot.step // width] += score
-            np.testing.assert_allclose(layer.by_step, by_step, rtol=1e-4, atol=1e-2)
-            order = np.argsort(scores)[::-1][: SETTINGS.top]
-            np.testing.assert_allclose(layer.top_score, np.array(scores)[order], **CLOSE)
-            best = plain.slots[int(layer.top_step[0]) * SETTINGS.batch : (int(layer.top_step[0]) + 1) * SETTINGS.batch]
-            winners = [
-                slot
-                for slot in best
-                if abs(_score(slot, layer.layer, queries[layer.layer][0]) - scores[order[0]]) < 1e-3
-            ]
-            assert names[layer.top_category[0]].startswith(winners[0].source)
+            best = plain.slots[int(np.argmax(scores))]
+            assert names[layer.top_category[0]].startswith(best.source)
 
 
-def test_training_examples_of_a_case_equal_a_loop_over_visits(
-    trained: Trained, plain: Plain, looked_at: list[Case]
-) -> None:
+def test_pictures_of_a_case_equal_a_loop_over_visits(trained: Trained, plain: Plain, looked_at: list[Case]) -> None:
     for case in looked_at:
         inputs = trained.data[case.source].test.inputs[_position(trained, case)]
         queries = _queries(plain.final, inputs[None])
         for layer in case.layers:
-            visits: dict[int, float] = defaultdict(float)
             largest: dict[int, float] = defaultdict(lambda: -np.inf)
             for slot in plain.slots:
                 score = _score(slot, layer.layer, queries[layer.layer][0])
-                visits[slot.example] += score
                 largest[slot.example] = max(largest[slot.example], score)
-            ranked = sorted(visits.values(), reverse=True)
-            np.testing.assert_allclose(
-                layer.example_total, [ranked[rank - 1] for rank in layer.example_rank], rtol=1e-4, atol=1e-3
-            )
-            for picture, expected in zip(layer.examples, ranked, strict=False):
-                assert picture.value == pytest.approx(expected, rel=1e-4)
-                assert picture.value == pytest.approx(visits[picture.example], rel=1e-4)
             assert len({picture.example for picture in layer.pictures}) == len(layer.pictures)
             for picture, expected in zip(layer.pictures, sorted(largest.values(), reverse=True), strict=False):
                 assert picture.value == pytest.approx(largest[picture.example], rel=1e-4)
@@ -529,17 +478,16 @@ def test_fewer_forgotten_digits_can_be_taken_apart(trained: Trained) -> None:
 # -- questions that the analyses brought along ------------------------------------------------
 
 
-def test_means_do_not_depend_on_blocks_or_batches_of_queries(trained: Trained, plain: Plain) -> None:
+def test_weighted_scores_equal_a_loop(trained: Trained, plain: Plain) -> None:
     inputs = trained.data["mnist"].test.inputs[:3]
-    means = trained.memory.attend(trained.model, inputs)["layers.1"].ask(sl.AskMeans("label"))[0]
+    totals = trained.memory.attend(trained.model, inputs)["layers.1"].weighted().totals("label", absolute=True)
     queries = _queries(plain.final, inputs)["layers.1"]
     for query in range(3):
-        for row in means.rows(query):
-            values = [_score(s, "layers.1", queries[query]) for s in plain.slots if s.label == row["label"]]
-            assert row["mean score"] == pytest.approx(np.mean(values), rel=1e-4)
-            assert row["spread"] == pytest.approx(np.std(values), rel=1e-4)
-            assert row["slots"] == len(values)
-    assert "mean score by label in layers.1" in str(means)
+        for row in totals.rows(query):
+            slots = [slot for slot in plain.slots if slot.label == row["label"]]
+            sizes = [abs(_score(s, "layers.1", queries[query])) * np.linalg.norm(s.errors["layers.1"]) for s in slots]
+            assert row[totals.name] == pytest.approx(sum(sizes), rel=1e-4, abs=1e-5)
+            assert row["slots"] == len(slots)
 
 
 def test_weighted_scores_refuse_what_has_no_meaning(trained: Trained) -> None:

@@ -44,10 +44,11 @@ def test_it_leaves_a_figure_for_each_answer_beside_the_memory():
 def test_its_tables_show_examples_totals_and_contributions():
     printed = small_demo().printed
     for words in (
-        "training examples with the largest scores",
-        "totals by class",
-        "for it",
-        "against it",
+        "top examples by score",
+        "total contribution by label",
+        "top examples by contribution",
+        "bottom examples by contribution",
+        "initial weights",
         "approximate",
     ):
         assert words in printed
@@ -115,7 +116,7 @@ def test_the_next_demo_replaces_the_last(tmp_path: Path):
 
 def test_what_is_not_a_demo_is_never_overwritten(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(sl.MemoryExistsError, match="something else than a demo"):
+    with pytest.raises(sl.MemoryExistsError, match="something other than a demo"):
         run(settings(tmp_path))
     (tmp_path / demo.MARK).write_text(json.dumps({"experiment": "mnist-single"}))
     with pytest.raises(sl.MemoryExistsError):

@@ -19,13 +19,13 @@ from spotlights_paper.experiments.training import mlp
 
 @cache
 def explanation() -> Explanation:
-    return explain(small_demo().memory, small_demo().spotlights(), k=50)
+    demo = small_demo()
+    return explain(demo.memory, demo.network, demo.images.test.inputs[:1])
 
 
-def page(query: int = 0, *, truth: int = 1, **options) -> Figure:
+def page(*, truth: int = 1, title: str = "") -> Figure:
     images = small_demo().images
-    image = images.test.pixels[query].numpy()
-    return plot_explanation(explanation(), query, image, images.train.pixels_of, truth=truth, **options)
+    return plot_explanation(explanation(), images.test.pixels[0], images.train.pixels_of, truth=truth, title=title)
 
 
 def ticks_outside(figure: Figure) -> set[Text]:
@@ -42,48 +42,37 @@ def words(figure: Figure) -> str:
 
 
 def test_contributions_and_the_initial_part_add_up_to_the_logit():
-    last = explanation().layers[-1]
-    assert last.exact
-    assert not any(layer.exact for layer in explanation().layers[:-1])
-    total = last.contributions.values.sum(dim=1) + last.initial
-    chosen = explanation().output.gather(1, torch.tensor(explanation().answers)[:, None])[:, 0]
-    assert total.tolist() == pytest.approx(chosen.tolist(), abs=1e-2)  # stored as float16
+    shown = explanation()
+    total = float(shown.by_label.values.sum()) + shown.initial
+    assert total == pytest.approx(float(shown.logits[shown.answer]), abs=1e-2)  # stored as float16
+    assert shown.sum in words(page())
 
 
-def test_the_page_says_what_is_approximate_and_what_is_first_order():
+def test_the_page_says_what_is_approximate():
     said = words(page(truth=1))
-    assert said.count("approximate: ") == 1
-    assert said.count("first order: ") == 2
+    assert "stored as float16: values are approximate" in said
     assert "exact" not in said
 
 
-def test_only_a_memory_that_rounds_nothing_gets_a_page_that_says_exact(tmp_path: Path):
-    memory, network, inputs = other_memory(tmp_path)
-    explained = explain(memory, memory.attend(network, inputs))
-    said = words(plot_explanation(explained, 0, np.zeros((2, 3)), lambda example: np.zeros((2, 3)), truth=0))
-    assert said.count("exact: ") == 1
-    assert "approximate" not in said
-
-
 def test_the_page_says_whether_the_answer_is_right():
-    answer = explanation().answers[0]
-    assert f"right: it is {answer}" in words(page(truth=answer))
+    answer = explanation().answer
+    assert f"says {answer} (right)" in words(page(truth=answer))
     wrong = words(page(truth=(answer + 1) % 10))
-    assert f"wrong: it is {(answer + 1) % 10}" in wrong
+    assert f"(wrong: it is {(answer + 1) % 10})" in wrong
     assert f"{answer}\nsaid" in wrong
 
 
-def test_the_page_shows_the_pixels_of_the_top_examples():
-    top = explanation().layers[0].examples
-    expected = [small_demo().images.train.pixels_of(row["example"]) for row in top.rows(0)]
+def test_the_page_shows_the_pixels_of_the_examples_for_and_against():
+    rows = [row for top in (explanation().pro, explanation().con) for row in top.rows()]
+    expected = [small_demo().images.train.pixels_of(row["example"]) for row in rows]
     inset_images = [image for axes in page().axes for inset in axes.child_axes for image in inset.images]
-    for image, pixels in zip(inset_images[:3], expected, strict=True):
+    for image, pixels in zip(inset_images, expected, strict=True):
         assert np.array_equal(image.get_array(), pixels)
         assert image.get_interpolation() == "none"
 
 
 def test_no_words_on_the_page_lie_over_others():
-    beside = (explanation().answers[0] + 1) % 10  # two marks that stand side by side
+    beside = (explanation().answer + 1) % 10  # two marks that stand side by side
     figure = page(truth=beside, title="test example 2001500 of digits")
     figure.draw_without_rendering()
     frame = figure.bbox
@@ -124,7 +113,6 @@ def test_approximate_answers_say_so_in_the_picture(tmp_path: Path):
         attention.plot(k=4),
         attention.top(4).plot(),
         attention.totals("label").plot(),
-        plot_explanation(explain(memory, spotlights), 0, np.zeros((2, 3)), lambda example: np.zeros((2, 3)), truth=0),
     ]
     for figure in drawn:
         assert "stored as float16" in words(figure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from spotlights_paper.report.gallery import CASES, covers, exhibits
 from spotlights_paper.report.schematic import both_forms
 from spotlights_paper.statements import STATEMENTS
 
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("load_once")
 
 
@@ -54,7 +57,7 @@ def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path
     assert titles[:4] == [
         "What does not hold, and why",
         "Figures 1 and 2: one layer, two forms",
-        "Figures 3a, 4, 5, 8",
+        "Figures 3a, 4, 5, 8: a “6”",
         "Table 1: the class with the most attention",
     ]
     assert found[2].judged
@@ -66,7 +69,7 @@ def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path
 
 
 def test_the_page_opens_with_what_does_not_hold_and_says_why():
-    page = (Path(__file__).parents[2] / "docs/paper/index.md").read_text(encoding="utf-8")
+    page = (DOCS / "paper/index.md").read_text(encoding="utf-8")
     rest = page.split("\n## ")[1:]
     assert rest[0].startswith("What does not hold, and why")
     listed = [line.strip("| ").split(" | ") for line in rest[0].splitlines() if line.startswith("| ")][2:]
@@ -75,6 +78,41 @@ def test_the_page_opens_with_what_does_not_hold_and_says_why():
     assert len(listed) == len(failing) > 0
     assert {tuple(row[:4]) for row in listed} == failing
     assert all(len(row) == 5 and row[4] for row in listed)
+
+
+def test_runs_of_several_days_make_one_page(single: Path, tmp_path: Path, quick_figures: None):
+    script = runpy.run_path(str(DOCS / "paper_gallery.py"))
+    page, verdicts = tmp_path / "index.md", tmp_path / "verdicts.json"
+    told = STATEMENTS[0].text, STATEMENTS[-1].text
+    earlier = {
+        "mnist-single quick": {"1": {told[0]: [True, [2400]]}},
+        "aesop-char paper": {"0": {told[1]: [False, [7]]}},
+    }
+    verdicts.write_text(json.dumps(earlier), encoding="utf-8")
+    kept = "## Tables 2 to 4: passages\n\nMade by `spotlights run aesop-char --preset paper --seed 0`."
+    page.write_text(
+        f"# x\n\n## Figures 3a, 4, 5, 8: old\n\n`spotlights run mnist-single`\n\n{kept}\n", encoding="utf-8"
+    )
+    script["markdown"].__globals__.update(FOLDER=tmp_path, PAGE=page, VERDICTS=verdicts)
+    written = script["markdown"]([single])
+    assert kept in written
+    assert "Figures 3a, 4, 5, 8: old" not in written
+    assert written.index("## Figures 3a") < written.index(kept) < written.index("## Beyond the paper")
+    row = next(line for line in written.splitlines() if told[0] in line)
+    assert "| 1620 numbers | holds in 1 of 2 |" in row  # the mean of 2,400 and of the small network's 840
+    assert set(json.loads(verdicts.read_text(encoding="utf-8"))["mnist-single quick"]) == {"0", "1"}
+
+
+def test_the_verdicts_of_earlier_runs_are_about_statements_that_there_are():
+    known = json.loads((DOCS / "paper/verdicts.json").read_text(encoding="utf-8"))
+    texts = {(statement.experiment, preset): [] for statement in STATEMENTS for preset in statement.presets}
+    for statement in STATEMENTS:
+        for preset in statement.presets:
+            texts[statement.experiment, preset].append(statement.text)
+    for name, runs in known.items():
+        assert runs
+        for said in runs.values():
+            assert set(said) == set(texts[tuple(name.split())])
 
 
 def holds_always(verdict: str) -> bool:
@@ -95,9 +133,8 @@ def test_figures_1_and_2_have_terms_that_add_up_to_the_logit(single: Path):
 def test_totals_of_the_input_layer_add_up_sizes(single: Path):
     results = load_results(single)
     case = results.cases[0]
-    layers = [replace(layer, totals=-layer.totals) for layer in case.layers]  # as for an image of opposite sign
-    axes = attention_figure(results, replace(case, layers=layers)).axes
-    bars = next(each for each in axes if each.get_title(loc="left") == "total |score|").patches
+    axes = attention_figure(results, case).axes
+    bars = next(each for each in axes if each.get_title(loc="left") == "Figure 5: total |score|").patches
     heights = sorted(bar.get_height() for bar in bars)
     np.testing.assert_allclose(heights[-10:], sorted(case.layers[0].absolute[0]), rtol=1e-6)
     assert min(heights) >= 0

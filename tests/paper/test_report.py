@@ -29,7 +29,6 @@ from spotlights_paper.report.tables import (
     mask_rows,
     table_1_rows,
 )
-from spotlights_paper.report.test_set_figures import plot_heat_maps
 
 pytestmark = pytest.mark.usefixtures("load_once")
 
@@ -72,24 +71,14 @@ def test_the_page_opens_with_its_pictures(page: Path) -> None:
     assert text.index("<figure") < text.index("<table")
 
 
-def test_a_heat_map_of_shares_says_what_chance_would_be() -> None:
-    names = [str(number) for number in range(10)]
-    shares = np.full((10, 10), 0.05) + 0.5 * np.eye(10)
-    figure = plot_heat_maps({"fc": shares}, rows=names, columns=names, labels=("of", "by"), signed=False)
-    bar = figure.axes[-1]
-    assert [float(line.get_ydata()[0]) for line in bar.lines] == pytest.approx([0.1])  # type: ignore[index]
-    assert [text.get_text() for text in bar.texts] == ["chance, 10 %"]
-
-
 def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     figures = page.parent / "figures"
     names = {path.stem for path in figures.glob("*.png")}
     assert names == {path.stem for path in figures.glob("*.pdf")}
     expected = {
-        *(f"-1-{what}" for what in ("attention", "contributions", "measures", "over-time", "examples")),
-        *(f"-{what}" for what in ("masks", "interference", "forgotten")),
-        *(f"-{what}" for what in ("cross-task", "class-attention", "over-time", "suspects")),
+        *(f"-1-{what}" for what in ("attention", "contributions")),
+        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples", "suspects")),
     }
     assert names == {f"mnist-continual-quick{each}" for each in expected}
     for name in names:
@@ -205,8 +194,8 @@ def test_tasks_that_share_a_scale_are_all_shown_whole(runs: dict[str, Path]) -> 
     layers = [
         replace(each, top=each.top * larger[..., None], absolute=each.absolute * larger) for each in case.layers[:1]
     ]
-    picture = next(case_figures(results, replace(case, layers=layers), steps=160, switch=80, prefix="x"))
+    picture = next(case_figures(results, replace(case, layers=layers), "x"))
     drawn = {axes.get_title(loc="left"): axes.get_ylim() for axes in picture.figure.axes}
-    assert drawn["fashion-mnist: top 20 of each class"] == drawn["mnist: top 20 of each class"]
-    assert drawn["fashion-mnist: top 20 of each class"][1] >= np.nanmax(layers[0].top)
-    assert drawn["total |score|"][1] >= layers[0].absolute.max()
+    assert drawn["fashion-mnist, top 20 by class"] == drawn["Figure 21: mnist, top 20 by class"]
+    assert drawn["fashion-mnist, top 20 by class"][1] >= np.nanmax(layers[0].top)
+    assert drawn["Figure 22: total |score|"][1] >= layers[0].absolute.max()

@@ -6,7 +6,6 @@ hands out, and a batch is announced when it arrives; the training stays the same
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ign
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from spotlights.errors import SettingError, SpotlightsWarning
+from spotlights.errors import SettingError, warn
 from spotlights.recording import Recorder, record
 
 
@@ -72,12 +71,10 @@ class SpotlightsCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
-            warnings.warn(
-                "SpotlightsCallback records runs in one process, not this one.", SpotlightsWarning, stacklevel=2
-            )
+            warn("SpotlightsCallback records runs in one process, not this one.")
             return
         if self._data is None:
-            warnings.warn("No batches of one data set: slots have no example.", SpotlightsWarning, stacklevel=2)
+            warn("No batches of one data set: slots have no example.")
         self.recorder = record(pl_module, trainer.optimizers, self.path, **self._options)
         self.recorder.__enter__()
 

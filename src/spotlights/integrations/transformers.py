@@ -6,7 +6,6 @@ where a hook takes them out before the forward pass; the training stays the same
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
 
-from spotlights.errors import SettingError, SpotlightsWarning
+from spotlights.errors import SettingError, warn
 from spotlights.recording import Recorder, record
 
 EXAMPLE = "spotlights_example"
 """The key of the positions in a batch."""
 
 
-class SpotlightsCallback(TrainerCallback):
+class SpotlightsCallback(TrainerCallback):  # pyright: ignore[reportGeneralTypeIssues]
     """Records a training run of a `Trainer` in one process, with every item's position as its example.
 
     Args:
@@ -57,14 +56,12 @@ class SpotlightsCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any, **others: Any
     ) -> None:
         if args.world_size > 1:
-            warnings.warn(
-                "SpotlightsCallback records runs in one process, not this one.", SpotlightsWarning, stacklevel=2
-            )
+            warn("SpotlightsCallback records runs in one process, not this one.")
             return
         self._close(RuntimeError)  # of a training that raised: the Trainer tells nobody
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # accelerate wraps it
         if isinstance(loader.dataset, IterableDataset):
-            warnings.warn("Items without positions: slots have no example.", SpotlightsWarning, stacklevel=2)
+            warn("Items without positions: slots have no example.")
         elif not isinstance(loader.dataset, _Numbered):
             self.set_data(loader.dataset, loader.collate_fn)
             loader.collate_fn = _Collated(loader.collate_fn)

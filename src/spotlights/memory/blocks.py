@@ -7,6 +7,7 @@ or `step=range(0, 3000)`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ def _condition(reader: MemoryReader, column: str, wanted: Any) -> Selection:
         if not all(isinstance(item, int | float) for item in items):
             raise SettingError(f'The column "{column}" holds numbers; {shown} cannot be one of them.')
         if kind == "int":
-            items = [item for item in items if float(item).is_integer()]  # 2.5 is no label
+            items = [item for item in items if float(item).is_integer()]  # 2.5 is not a label
         return OneOf(column, tuple(items), shown)
     strings = reader.manifest.columns[column].strings
     for item in items:
@@ -173,6 +174,11 @@ class Block:
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
+    @property
+    def starts(self) -> list[int]:
+        """How many slots of the block are before each piece."""
+        return list(itertools.accumulate(map(len, self.pieces[:-1]), initial=0)) if self.pieces else []
+
     @cached_property
     def slots(self) -> Int64[Tensor, "rows"]:
         """The slots' numbers."""
@@ -205,7 +211,7 @@ class Block:
         """The number of each slot's key, if keys are stored once."""
         return torch.cat([piece.segment.key_numbers()[piece.rows] for piece in self.pieces])
 
-    def held(self) -> Block:
+    def held(self) -> HeldBlock:
         """The same block with its keys and errors in main memory."""
         shared = self.layer.storage.dtype != self.layer.storage.compute_dtype or len(self) > self.layer.rows_at_once
 
@@ -224,6 +230,20 @@ class HeldBlock(Block):
 
     def _rows(self, what: str) -> Iterator[StoredRows]:
         yield from self.rows[what]
+
+    def split(self, blocks: Sequence[Block]) -> list[Block]:
+        """What was read, divided among blocks that have one part of each piece, one after the other."""
+        starts = dict(zip((piece.segment.start for piece in self.pieces), self.starts, strict=True))
+        parts: list[Block] = []
+        for block in blocks:
+            rows: dict[str, list[StoredRows]] = {what: [] for what in self.rows}
+            for piece, first in zip(block.pieces, block.starts, strict=True):
+                start = starts[piece.segment.start]
+                stop = starts[piece.segment.start] = start + len(piece)
+                for what, read in self.rows.items():
+                    rows[what] += [some.part(start, stop, first) for some in read if some.overlaps(start, stop)]
+            parts.append(HeldBlock(self.layer, block.pieces, block.known, rows))
+        return parts
 
 
 def in_blocks(
@@ -255,6 +275,7 @@ class StepBlocks:
         self._selection = selection
         self._known: dict[int, tuple[SegmentSlots, list[int], Tensor | None]] = {}
         """Of each rank, the segment that was asked for last."""
+        self._held: dict[int, Block] = {}
 
     def block(self, first: int, end: int) -> Block:
         """The slots of the steps from `first` to before `end`; the block may be empty."""
@@ -270,6 +291,16 @@ class StepBlocks:
             if len(piece):
                 pieces.append(piece)
         return Block(self._layer, tuple(pieces))
+
+    def held(self, step: int) -> Block:
+        """The slots of one step, with keys and errors in main memory: read together with those of steps beside it."""
+        if step not in self._held:
+            together = max(1, self._layer.rows_at_once // max(1, len(self.block(step, step + 1))))
+            steps = range(step - step % together, step - step % together + together)
+            whole = self.block(steps.start, steps.stop).held()
+            parts = whole.split([self.block(s, s + 1) for s in steps])
+            self._held = dict(zip(steps, parts, strict=True))
+        return self._held[step]
 
     def _look_up(self, segment: SegmentSlots) -> tuple[list[int], Tensor | None]:
         """Where each step of the segment begins (and the last one ends), and which slots are selected."""

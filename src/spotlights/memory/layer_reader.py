@@ -59,6 +59,17 @@ class StoredRows:
         """The rows, multiplied by their factors."""
         return self.rows if self.scale is None else scaled_rows(self.rows, self.scale)
 
+    def overlaps(self, start: int, stop: int) -> bool:
+        return self.place.start < stop and start < self.place.stop
+
+    def part(self, start: int, stop: int, first: int) -> StoredRows:
+        """Those placed from `start` to before `stop`, as if the place `start` were `first`."""
+        at = max(start, self.place.start)
+        some = slice(at - self.place.start, min(stop, self.place.stop) - self.place.start)
+        place = slice(first + at - start, first + min(stop, self.place.stop) - start)
+        scale, norms = (None if tensor is None else tensor[some] for tensor in (self.scale, self.norms))
+        return StoredRows(place, self.rows[some], scale, norms)
+
     def times_scale(self, numbers: Float[Tensor, "*lead rows"]) -> Float[Tensor, "*lead rows"]:
         """A number for each row, multiplied by the row's factor."""
         return numbers if self.scale is None else numbers * self.scale
@@ -113,6 +124,8 @@ class Loaded:
     def tensor(self, segment: Segment, name: str) -> Tensor | None:
         if not segment.store.streams:
             for following in self._following(segment, name):
+                if (kept := self._kept.get(following)) is not None and kept.is_fetched(name):
+                    continue
                 with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody needs what comes next
                     _ahead.submit(self._fetch, following, name)
         return self.of(segment).get(name)

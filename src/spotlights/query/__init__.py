@@ -4,10 +4,9 @@ from spotlights.query.attention import Attention, Spotlights
 from spotlights.query.contributions import Contributions
 from spotlights.query.history import History
 from spotlights.query.influence import Influence
-from spotlights.query.measured import AskMeans, AskTop, AskTotals
+from spotlights.query.measured import AskTop, AskTotals
 
 __all__ = [
-    "AskMeans",
     "AskTop",
     "AskTotals",
     "Attention",

@@ -107,8 +107,7 @@ class Attention(LayerMeasured):
             raise UnsupportedError(f'Weighted scores are about "{self.layer}", not about "{self.use}".')
         reader = self.view.reader
         reader.need_visits("the error of each visit to weight by", "Ask for plain scores")
-        if not reader.manifest.errors:
-            raise UnsupportedError(f"{reader.address} was recorded with errors=False: there is nothing to weight by.")
+        reader.need_errors("Weighted scores need")
         return self._with(what="weighted score", _weighted=True)
 
     passages = find_passages
@@ -302,7 +301,8 @@ class Attention(LayerMeasured):
         return figures.plot_attention(top.panel(query), totals.panel(query), **options)
 
     def __repr__(self) -> str:
-        return f"Attention({self.layer}: {len(self)} queries over {self.recorded.slots:,} slots)"
+        queries = "1 query" if len(self) == 1 else f"{len(self)} queries"
+        return f"Attention({self.layer}: {queries} over {self.recorded.slots:,} slots)"
 
     def _repr_html_(self) -> str:
         return _as_html([self])
@@ -310,7 +310,7 @@ class Attention(LayerMeasured):
 
 def _as_html(attentions: Iterable[Attention]) -> str:
     """In a notebook: which layers can be asked, and how."""
-    rows = [[each.layer, len(each), f"{each.recorded.slots:,}"] for each in attentions]
+    rows = [[one.layer, len(one), f"{one.recorded.slots:,}"] for one in attentions]
     note = "ask a layer with .top(), .totals(column), .contributions(target)"
     return table_page(build("attention over training slots", ["layer", "queries", "slots"], rows, note), None).html
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.errors import MemoryFormatError, SettingError, SpotlightsWarning, UnsupportedError
+from spotlights.errors import MemoryFormatError, SettingError, UnsupportedError, warn
 from spotlights.memory.blocks import as_of, meeting
 from spotlights.memory.format.manifest import signed, unsigned
 from spotlights.memory.format.names import CALIBRATION
@@ -136,7 +135,7 @@ def keep_calibration(calibration: Calibration, reader: MemoryReader) -> None:
         reader.store.write(CALIBRATION, [np.frombuffer(signed(text.encode()), np.uint8)])
     except OSError as error:
         message = f"{asdict(calibration)} could not be kept in {reader.address}, so forecasts do not know it: {error}."
-        warnings.warn(message, SpotlightsWarning, stacklevel=4)
+        warn(message)
 
 
 def load_calibration(reader: MemoryReader) -> Calibration | None:

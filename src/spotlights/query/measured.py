@@ -26,13 +26,12 @@ from spotlights.query.measures import Absolute, Known
 from spotlights.query.plan import Measure, Plan
 from spotlights.query.reducers import (
     AllValuesReducer,
-    MeansReducer,
     Reducer,
     SampledTotalsReducer,
     TopReducer,
     TotalsReducer,
 )
-from spotlights.results.answers import LARGE_KAPPA, Label, Means, Top, Totals
+from spotlights.results.answers import LARGE_KAPPA, Label, Top, Totals
 from spotlights.sparse_rows import Numbers
 
 if TYPE_CHECKING:
@@ -308,7 +307,11 @@ class OverLayers(OfExamples):
             raise UnsupportedError(f"{named} is added up over visits and layers: it has no magnitude for each slot.")
         key = question.column, question.bins
         if key not in self._totals:
-            self._totals[key] = replace(add_up(self._of_layers(*key)), layer=self.layer, note=self.note)
+            of_layers = self._of_layers(*key)
+            unknown = [totals.layer for totals in of_layers if totals.groups == [None] and len(of_layers) > 1]
+            note = f"no {question.column} is known of the slots of {', '.join(unknown)}" if unknown else None
+            note = "; ".join(filter(None, (self.note, note))) or None
+            self._totals[key] = replace(add_up(of_layers), layer=self.layer, note=note)
         return self._totals[key]
 
     @property
@@ -427,32 +430,7 @@ class AskTotals:
         return replace(totals, note=f"{totals.note}; {note}" if totals.note else note)
 
 
-@dataclass(frozen=True)
-class AskMeans:
-    """How large are the values of each group's slots on average, and how much do they vary?"""
-
-    column: str
-
-    def reducer(self, measured: LayerMeasured, queries: int) -> Reducer:
-        measured.view.reader.need_visits(
-            "the score of each visit, whose mean and spread are asked for", "Ask for totals"
-        )
-        return MeansReducer(queries, measured.grouping(self.column))
-
-    def answer(self, measured: LayerMeasured, parts: list[Any]) -> Means:
-        return Means(
-            measured.layer,
-            measured.what,
-            self.column,
-            torch.cat([part.means for part in parts]),
-            torch.cat([(part.squares / part.counts.clamp_min(1)).sqrt() for part in parts]),
-            parts[0].counts,
-            measured.grouping(self.column).labels,
-            note=measured.note,
-        )
-
-
-Question = AskTop | AskTotals | AskMeans
+Question = AskTop | AskTotals
 """Each has a reducer for some queries of a layer, and makes the answer of the filled reducers of all of them."""
 
 

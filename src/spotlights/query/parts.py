@@ -1,7 +1,7 @@
 """Job arrays: each job answers a question for its share of a memory, and the parts are merged afterwards.
 
 `Shard` is an engine for one of the jobs, `Merged` one for whoever puts the parts together. Both run the same question:
-plans with an answer (top, totals, means) are divided; all else that a question needs, such as which groups there are,
+plans with an answer (top, totals) are divided; all else that a question needs, such as which groups there are,
 every job computes for the whole memory. A part is a safetensors file with the filled reducers and a JSON description:
 loading it executes nothing.
 """
@@ -25,7 +25,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store.local import read_file
 from spotlights.query.engine import Engine, Threads
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import MeansReducer, Reducer, TopReducer, TotalsReducer
+from spotlights.query.reducers import Reducer, TopReducer, TotalsReducer
 
 _FORMAT = "spotlights-part-1"
 _KIND = "a part that `--shard` wrote"
@@ -134,7 +134,7 @@ class Merged(Engine):
 
 def _is_divided(plan: Plan) -> bool:
     return plan.measure is not None and all(
-        isinstance(reducer, TopReducer | TotalsReducer | MeansReducer) for reducer in plan.reducers
+        isinstance(reducer, TopReducer | TotalsReducer) for reducer in plan.reducers
     )
 
 
@@ -149,21 +149,17 @@ def _described(plan: Plan) -> str:
     asked = [
         (type(r).__name__, r.queries, getattr(r, "k", None), getattr(r, "largest", None), getattr(r, "absolute", None))
         for r in plan.reducers
-        if isinstance(r, TopReducer | TotalsReducer | MeansReducer)
+        if isinstance(r, TopReducer | TotalsReducer)
     ]
     return f"{plan.layer}: {type(plan.measure).__name__} of {selected}: {asked}"
 
 
 def _tensors(reducer: Reducer) -> dict[str, Tensor]:
     if not isinstance(reducer, TopReducer):
-        return {name: getattr(reducer, name) for name in _names(reducer)}
+        return {name: getattr(reducer, name) for name in reducer.adds}
     kept = {group: pair for group, pair in enumerate(reducer.kept) if pair is not None}
     values = {f"values{group}": values for group, (values, _) in kept.items()}
     return values | {f"slots{group}": slots for group, (_, slots) in kept.items()}
-
-
-def _names(reducer: Reducer) -> tuple[str, ...]:
-    return reducer.adds or ("means", "squares", "counts")
 
 
 def _filled(reducer: Reducer, tensors: Mapping[str, Tensor], slots: int) -> Reducer:
@@ -182,7 +178,7 @@ def _filled(reducer: Reducer, tensors: Mapping[str, Tensor], slots: int) -> Redu
                 raise SettingError(f"This is not {_KIND}: it names slots that the memory does not have.")
             reducer.kept[group] = values, numbers
         return reducer
-    for name in _names(reducer):
+    for name in reducer.adds:
         empty, given = getattr(reducer, name), tensors.get(name)
         if given is None or (given.shape, given.dtype) != (empty.shape, empty.dtype):
             raise SettingError(f"This is not {_KIND}: its tensors do not fit the question.")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import torch
 from torch import Tensor, nn
 
-from spotlights.errors import SpotlightsWarning
+from spotlights.errors import warn
 from spotlights.layers.adapter import unwrapped
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map
 
@@ -23,7 +21,7 @@ class Far:
     """Warns once of a mask that leaves one side of a sum which cancels: such answers say nothing about training."""
 
     def __init__(self, view: View) -> None:
-        self.looks = view.selection != as_of(view.reader, Everything(), view.until)
+        self.looks = not view.is_whole
 
     def check(self, layer: str, masked: Tensor, trained: Tensor) -> None:
         """Compares what a mask makes with what the trained network has."""
@@ -31,11 +29,9 @@ class Far:
         if not self.looks or largest <= _FAR * usual:
             return
         self.looks = False
-        warnings.warn(
+        warn(
             f'Without the masked slots, layer "{layer}" reaches {largest:.3g}; in the trained network {usual:.3g}. '
-            "What is left is one side of a sum that cancels (κ): the answer says nothing about training without them.",
-            SpotlightsWarning,
-            stacklevel=4,
+            "What is left is one side of a sum that cancels (κ): the answer says nothing about training without them."
         )
 
 

@@ -198,34 +198,6 @@ class SampledTotalsReducer(TotalsReducer):
 
 
 @dataclass(eq=False)
-class MeansReducer(Reducer):
-    """Means and sums of squared deviations per query and group, in float64, joined without cancellation."""
-
-    queries: int
-    grouping: Grouping
-
-    def start(self) -> None:
-        self.means = torch.zeros(self.queries, len(self.grouping), dtype=torch.float64)
-        self.squares = torch.zeros_like(self.means)
-        self.counts = torch.zeros(len(self.grouping), dtype=torch.int64)
-
-    def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        codes, other, wide = self.grouping.codes(block), self.fresh(), values.double()
-        other.counts += torch.bincount(codes, minlength=len(self.counts))
-        other.means.index_add_(1, codes, wide).div_(other.counts.clamp_min(1))
-        other.squares.index_add_(1, codes, (wide - other.means[:, codes]).square_())
-        self.merge(other)
-
-    def merge(self, other: Any) -> None:
-        together = (self.counts + other.counts).clamp_min(1)
-        share = other.counts.double() / together  # a quotient of integers alone would be float32
-        apart = other.means - self.means
-        self.squares += other.squares + apart.square() * (self.counts * share)
-        self.means += apart * share
-        self.counts += other.counts
-
-
-@dataclass(eq=False)
 class AllValuesReducer(Reducer):
     """The value of every slot."""
 
@@ -301,15 +273,20 @@ class LastReducer(Reducer):
 
 @dataclass(eq=False)
 class CountReducer(Reducer):
-    """The number of slots."""
+    """The number of slots of each group."""
 
-    adds = ("count",)
+    adds = ("counts",)
+    groups: Grouping | None = None
+    """None: all slots are one group."""
 
     def start(self) -> None:
-        self.count = 0
+        self.counts = torch.zeros(1 if self.groups is None else len(self.groups), dtype=torch.int64)
 
     def update(self, block: Block, values: Any) -> None:
-        self.count += len(block)
+        if self.groups is None:
+            self.counts += len(block)
+        else:
+            self.counts += torch.bincount(self.groups.codes(block), minlength=len(self.counts))
 
 
 @dataclass(eq=False)

@@ -259,9 +259,8 @@ class Trajectory:
 
     def _advance(self, s: int, states: list[State], *, keep: bool) -> Move:
         moves: list[ParameterMove | None] = [None] * len(self.parameters)
-        blocks = {layer: own.block(s, s + 1) for layer, own in self._blocks.items()}
-        if self._bytes_of_slots <= _HELD_BYTES:
-            blocks = {layer: block.held() for layer, block in blocks.items()}
+        held = self._bytes_of_slots <= _HELD_BYTES
+        blocks = {layer: own.held(s) if held else own.block(s, s + 1) for layer, own in self._blocks.items()}
         for layer, places in self._places.items():
             block = blocks[layer]
             bias, sizes = error_sums(block)

@@ -75,12 +75,8 @@ class Changes:
             self.log(step, STATE, f"the state of {type(optimizer).__name__} was loaded", reasons)
         if groups != self._held[key]:
             before, self._held[key] = self._held[key], set(groups)
-            modules = dict(self._model.named_modules(remove_duplicate=False))
-            replaced = [n for n, layer in self._layers.items() if n not in self._gone and not layer.is_in(modules)]
-            self._gone.update(replaced)
-            for name in replaced:  # its weight may stay, if it is shared
+            for name in self.replaced(step):  # its weight may stay, if it is shared
                 reasons[name] = reasons.get(name, 0) | LEFT
-                self.log(step, LEFT, "the model has another module in place of a recorded layer", [name])
             for name in self._layers_of(before - self._held[key]):
                 if name not in self._gone:  # frozen from here on, which its log says
                     logging.getLogger("spotlights").info("At step %d layer %s left the optimizer.", step, name)
@@ -92,6 +88,15 @@ class Changes:
                 self.known[name] = ADDED
                 self.log(step, ADDED, "the optimizer got parameters that it did not hold when recording began", [name])
         return reasons
+
+    def replaced(self, step: int) -> list[str]:
+        """The layers whose module the model has replaced since the last time; each is logged."""
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        new = [n for n, layer in self._layers.items() if n not in self._gone and not layer.is_in(modules)]
+        self._gone.update(new)
+        for name in new:
+            self.log(step, LEFT, "the model has another module in place of a recorded layer", [name])
+        return new
 
     def _layers_of(self, parameters: Collection[int]) -> list[str]:
         return [n for n, layer in self._layers.items() if any(id(p) in parameters for p in layer.parameters.values())]

@@ -8,22 +8,21 @@ transposed. In the slots of the other kind, keys and errors swap roles.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-from spotlights.errors import SettingError, SpotlightsWarning, UnknownNameError
+from spotlights.errors import SettingError, UnknownNameError, warn
 from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for, adapter_named
 from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
-from spotlights.recording.announce import size_in_words
 from spotlights.recording.hooks import ModuleHooks, RecordedMap
 from spotlights.recording.layer import RecordedLayer, WeightUser
 from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.reports import size_in_words
 from spotlights.recording.settings import RecordingSettings
 
 _NAMES_SHOWN = 8
@@ -202,7 +201,8 @@ class Coverage:
         more = len(self.uncovered) - _NAMES_SHOWN
         names = ", ".join(self.uncovered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
         text += f"; not recorded: {names}" if self.uncovered else ""
-        table = (f"  {name}  {e.numbers:,}  {e.reason or 'recorded'}" for name, e in self.parameters.items())
+        wide = max(map(len, self.parameters), default=0)
+        table = (f"  {n:<{wide}} {e.numbers:>13,}  {e.reason or 'recorded'}" for n, e in self.parameters.items())
         logging.getLogger("spotlights").info("%s.\n%s", text, "\n".join(table))
         left_out = [name for name in self.uncovered if self.parameters[name].reason != ANOTHER_OPTIMIZER]
         if on_purpose or not left_out:
@@ -211,12 +211,10 @@ class Coverage:
         for name in left_out:
             reasons.setdefault(self.parameters[name].reason.removeprefix("not recorded because "), name)
         because = "; ".join(f"{name} because {reason}" for reason, name in list(reasons.items())[:_NAMES_SHOWN])
-        warnings.warn(
+        warn(
             f"{text}: {because}. No slot explains what these parameters learn. To leave them "
             "out on purpose, name the layers to record with layers=…; to record them, write an adapter "
-            "(docs/layers.md).",
-            SpotlightsWarning,
-            stacklevel=8,
+            "(docs/layers.md)."
         )
 
 

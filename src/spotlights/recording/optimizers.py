@@ -6,14 +6,13 @@ most one step of each optimizer.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spotlights.errors import SettingError, SpotlightsWarning
+from spotlights.errors import SettingError, warn
 from spotlights.optimizers import UpdateRule, rule_for
 from spotlights.optimizers.replayed import ReplayedRule
 from spotlights.torch_internals import step_may_nest
@@ -67,12 +66,10 @@ class Optimizers:
         for optimizer, rule in zip(self.all, self.rules, strict=True):
             if isinstance(rule, ReplayedRule):
                 name = type(optimizer).__name__
-                warnings.warn(
+                warn(
                     f"{name} has no exact rule: scores, top and totals of this memory will work; contributions, masks, "
                     f"weights and influence will not. {self._verifies(optimizer)} Optimizers with a rule: "
-                    "docs/optimizers.md.",
-                    SpotlightsWarning,
-                    stacklevel=4,
+                    "docs/optimizers.md."
                 )
 
     def _verifies(self, optimizer: torch.optim.Optimizer) -> str:

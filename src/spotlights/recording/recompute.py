@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from spotlights.errors import ResumeError, SettingError, SpotlightsWarning, UnsupportedError
+from spotlights.errors import ResumeError, SettingError, SpotlightsWarning, UnsupportedError, warn
 from spotlights.memory.files import Committed, read_manifest
 from spotlights.memory.format.columns import ColumnTable
 from spotlights.memory.reader import MemoryReader, Part
@@ -137,11 +137,9 @@ class Recomputation:
         reader.passes = self._passes
         off = reader.manifest.recomputed
         if off:
-            warnings.warn(
+            warn(
                 f"The slots of {reader.address} could not be computed again bit for bit: at checkpoints, weights were "
-                f"off by up to {off:.1e}, relative to them. Answers hold for the recomputed run.",
-                SpotlightsWarning,
-                stacklevel=4,
+                f"off by up to {off:.1e}, relative to them. Answers hold for the recomputed run."
             )
         return reader
 

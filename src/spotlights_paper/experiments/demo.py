@@ -124,24 +124,18 @@ def run(settings: DemoSettings, console: Console) -> DemoOutcome:
 
     said = answers(network, test)
     positions = choose(said, test.labels, settings.explained)
-    with console.status("Asking about three test images"):
-        spotlights = memory.attend(network, test.inputs[positions])
-        explanation = explain(memory, spotlights)
-        contributions = spotlights[list(spotlights)[-1]].contributions(said[positions])
-        strongest = contributions.top(3, by="example"), contributions.bottom(3, by="example")
     explained = []
-    for query, position in enumerate(positions.tolist()):
-        example, truth, answer = int(test.ids[position]), int(test.labels[position]), int(said[position])
+    for number, position in enumerate(positions.tolist(), start=1):
+        example, truth, pixels = int(test.ids[position]), int(test.labels[position]), test.pixels[position]
+        explanation = explain(memory, network, test.inputs[position : position + 1])
         title = f"test example {example} of {settings.data}"
-        pixels = test.pixels[position]
-        shown = images.train.pixels_of
-        page = plot_explanation(explanation, query, pixels.numpy(), shown, truth=truth, title=title)
-        figure = save(page, settings.out / f"answer-{query + 1}.png")
-        explained.append(ExplainedAnswer(example, truth, answer, figure))
-        verdict = "[green]right[/]" if truth == answer else f"[red]wrong[/], it is {truth}"
-        console.print(Rule(f"{title}: the network says {answer} ({verdict})", align="left"))
-        for table in tables(explanation, query, pixels, strongest):
-            console.print(table)
+        page = plot_explanation(explanation, pixels, images.train.pixels_of, truth=truth, title=title)
+        figure = save(page, settings.out / f"answer-{number}.png")
+        explained.append(ExplainedAnswer(example, truth, explanation.answer, figure))
+        verdict = "[green]right[/]" if truth == explanation.answer else f"[red]wrong[/], it is {truth}"
+        console.print(Rule(f"{title}: the network says {explanation.answer} ({verdict})", align="left"))
+        for table in tables(explanation, pixels):
+            console.print(table, highlight=False)
     say_goodbye(console, settings.out, path, [answer.figure for answer in explained])
     return DemoOutcome(
         settings.data,
@@ -238,7 +232,7 @@ def _claim(settings: DemoSettings) -> None:
     """Takes the folder, unless it holds something that is not a demo's."""
     out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and _read_mark(out) is None:
-        raise MemoryExistsError(f"{out} holds something else than a demo. Choose another folder with --out.")
+        raise MemoryExistsError(f"{out} holds something other than a demo. Choose another folder with --out.")
     out.mkdir(parents=True, exist_ok=True)
     mark = {"experiment": "demo", **asdict(settings), "out": str(out)}
     (out / MARK).write_text(json.dumps(mark, indent=2) + "\n")

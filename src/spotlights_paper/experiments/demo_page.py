@@ -1,234 +1,77 @@
-"""One answer on one page: the test image, then the scores, totals, contributions and top images of each layer."""
+"""What the demo shows of one answer: the library's own tables, and a picture of the training images behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 import spotlights as sl
-from spotlights.figures import TotalsPanel, add_note, draw_top, draw_totals, new_figure
-from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
-from spotlights.results import TitledTable, Top, Totals, build, shown
+from spotlights.figures import TotalsPanel, add_note, draw_totals, new_figure
+from spotlights.figures.palette import AGAINST, FOR, colours, style
+from spotlights.results import Top, Totals, shown
 from spotlights_paper.pictures import Captioned, ImageOf, draw_image, draw_images
 
-_HEADER, _ROW = 1.9, 2.15
-"""Heights in inches."""
-_WIDTHS = (3.1, 2.0, 2.0, 2.2)
-"""Of the columns: scores, totals, contributions, examples."""
 _EXAMPLES = 3
-"""Training images shown for each layer."""
-
-
-@dataclass(frozen=True)
-class LayerExplanation:
-    """One layer's part of the answers."""
-
-    name: str
-    shape: tuple[int, int]
-    """Features in and out."""
-    top: Top
-    """The largest scores of each class."""
-    totals: Totals
-    """The scores summed over each class."""
-    examples: Top
-    """The examples with the largest scores, summed over visits."""
-    contributions: Totals
-    """What each class adds to the logit of the answer, signed."""
-    initial: Float[Tensor, "queries"]
-    """What the initial weights add to it."""
-    exact: bool
-    """Whether the contributions and the initial part add up to the logit itself, up to the rounding of the memory."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What some answers are made of."""
+    """What the last layer's answer to one input is made of."""
 
-    layers: tuple[LayerExplanation, ...]
-    output: Float[Tensor, "queries classes"]
-    """The model's logits."""
-    answers: tuple[int, ...]
-    """The class that the model gave each query: the contributions are about its logit."""
-    note: str | None
-    """How far the numbers can be trusted."""
-    approximate: bool
-    """Keys and errors were rounded as they were stored, so that sums are approximate too."""
+    logits: Float[Tensor, "classes"]
+    answer: int
+    """The class with the largest logit: contributions are about that one."""
+    initial: float
+    """What the initial weights add to the logit."""
+    similar: Top
+    """The training examples with the largest scores."""
+    by_label: Totals
+    """What the training examples of each class add to the logit."""
+    pro: Top
+    con: Top
+    """The training examples that add most to it, and take most from it."""
 
     @property
-    def kind(self) -> str:
-        """What the sums of the last layer's contributions are."""
-        return "approximate" if self.approximate else "exact"
+    def sum(self) -> str:
+        """The answer as a sum."""
+        training = float(self.by_label.values.sum())
+        logit = float(self.logits[self.answer])
+        return f"training {training:+.2f}, initial weights {self.initial:+.2f}: logit {logit:.2f}".replace("-", "−")
 
 
-def explain(memory: sl.Memory, spotlights: sl.Spotlights, *, k: int = 500) -> Explanation:
-    """Asks all that `plot_explanation` shows, for all queries at once.
-
-    Args:
-        memory: of a classifier, with errors and the columns "label" and "example".
-        spotlights: what `memory.attend(model, images)` gave.
-        k: how many of the largest scores of each class.
-    """
-    answers = spotlights.output.argmax(dim=1)
-    scores = spotlights.ask(sl.AskTop(k, "label"), sl.AskTotals("label"))
-    layers = []
-    for name, attention in spotlights.items():
-        info, contributions = memory.layers[name], attention.contributions(answers)
-        top, totals = scores[name]
-        layers.append(
-            LayerExplanation(
-                name,
-                (info.in_features, info.out_features),
-                top,
-                totals,
-                attention.top(_EXAMPLES, by="example"),
-                contributions.totals("label"),
-                contributions.initial,
-                contributions.exact,
-            )
-        )
-    notes = dict.fromkeys(layer.top.note for layer in layers if layer.top.note)
+def explain(memory: sl.Memory, network: nn.Module, image: Float[Tensor, "1 inputs"]) -> Explanation:
+    """Asks all that the demo shows of an answer; the memory has the columns "label" and "example"."""
+    spot = memory.attend(network, image)
+    last = spot[list(spot)[-1]]
+    answer = int(spot.output.argmax())
+    contributions = last.contributions(answer)
     return Explanation(
-        tuple(layers),
-        spotlights.output.detach().cpu(),
-        tuple(answers.tolist()),
-        "; ".join(notes) or None,
-        approximate=any(memory.layers[layer.name].storage in ("float16", "int8") for layer in layers),
+        spot.output[0].cpu(),
+        answer,
+        float(contributions.initial[0]),
+        last.top(_EXAMPLES, by="example"),
+        contributions.totals("label"),
+        contributions.top(_EXAMPLES, by="example"),
+        contributions.bottom(_EXAMPLES, by="example"),
     )
 
 
-def plot_explanation(
-    explanation: Explanation,
-    query: int,
-    image: Shaped[np.ndarray, "height width"],
-    image_of: ImageOf,
-    *,
-    truth: int,
-    title: str = "",
-) -> Figure:
-    """Draws all that is known about one answer.
-
-    Args:
-        explanation: what `explain` gave.
-        query: which of its queries.
-        image: the test image.
-        image_of: gives the pixels of a training example, by its id.
-        truth: the true class.
-        title: what to call the test image.
-    """
-    layers, answer = explanation.layers, explanation.answers[query]
-    marks = {truth: "true", answer: "said"}
-    with style():
-        heights = [_HEADER] + [_ROW] * len(layers)
-        figure = new_figure(1.65 * sum(_WIDTHS), sum(heights))
-        grid = GridSpec(len(heights), len(_WIDTHS), figure, width_ratios=_WIDTHS, height_ratios=heights)
-        place = grid[0, 0].subgridspec(1, 2, width_ratios=(1, 1.35))
-        draw_image(figure.add_subplot(place[0]), image, frame=colours([answer])[0])
-        _draw_verdict(figure.add_subplot(place[1]), answer, truth, title)
-        axes, logits = figure.add_subplot(grid[0, 1]), explanation.output[query].numpy()
-        draw_totals(axes, TotalsPanel(logits, range(len(logits)), "", ""), marks=marks)
-        axes.set_title("the answer: logits")
-        _draw_legend(figure.add_subplot(grid[0, 2:]), explanation, answer)
-        for row, layer in enumerate(layers, start=1):
-            scores, totals, contributions, examples = (figure.add_subplot(grid[row, column]) for column in range(4))
-            draw_top(scores, layer.top.panel(query), marks=marks)
-            draw_totals(totals, layer.totals.panel(query), marks=marks)
-            draw_totals(contributions, layer.contributions.panel(query), marks=marks)
-            scores.set_ylabel(f"{layer.name}\n{layer.shape[0]} → {layer.shape[1]}", weight="bold", color=INK)
-            for axes in (scores, totals):
-                axes.set_xlabel("label" if layer is layers[-1] else "")
-            for axes in (totals, contributions):
-                axes.set_ylabel("")
-            weight = "bold" if layer.exact else "normal"
-            contributions.set_xlabel(_sum(explanation, layer, query), color=INK, weight=weight, fontsize=8)
-            draw_images(examples, [_captioned(row, image_of) for row in layer.examples.rows(query)])
-            if row == 1:
-                scores.set_title(f"scores of the top {layer.top.values.shape[2]} slots of each label")
-                totals.set_title(f"{layer.totals.name} by label")
-                contributions.set_title(f"contributions to logit {answer}, by label")
-                examples.set_title("training images with most score")
-        add_note(figure, explanation.note)
-    return figure
-
-
-def _draw_verdict(axes: Axes, answer: int, truth: int, title: str) -> None:
-    axes.axis("off")
-    right = truth == answer
-    verdict = f"{'right' if right else 'wrong'}: it is {truth}"
-    axes.text(0, 0.80, f"The network says {answer}", fontsize=13, weight="bold", va="center")
-    axes.text(0, 0.52, verdict, fontsize=11, va="center", color=FOR if right else AGAINST)
-    axes.text(0, 0.27, title, fontsize=8.5, va="center", color=QUIET)
-
-
-def _draw_legend(axes: Axes, explanation: Explanation, answer: int) -> None:
-    """How to read the page."""
-    axes.axis("off")
-    rounding = ", up to rounding" if explanation.approximate else ""
-    lines = {
-        "score": "how similar a training input was to this one, as the layer saw both (key · query)",
-        "contribution": f"what training on an example added to the logit of {answer}: for (+) or against (−)",
-        explanation.kind: f"all contributions and the initial weights add up to the logit{rounding}",
-        "first order": "a hidden layer's share, through the gradient of the logit",
-        "slot": "one visit of a training example",
-    }
-    for index, (word, meaning) in enumerate(lines.items()):
-        height = 0.93 - 0.19 * index
-        axes.text(0.0, height, word, fontsize=8.5, weight="bold", va="center")
-        axes.text(0.155, height, meaning, fontsize=8.5, va="center", color=QUIET)
-
-
-def _sum(explanation: Explanation, layer: LayerExplanation, query: int) -> str:
-    """What the contributions of a layer add up to."""
-    training, initial = float(layer.contributions.values[query].sum()), float(layer.initial[query])
-    text = f"first order: {training:.2f} training in all"
-    if layer.exact:
-        sign, size = ("+", initial) if initial >= 0 else ("−", -initial)
-        logit = float(explanation.output[query, explanation.answers[query]])
-        equals = "≈" if explanation.approximate else "="
-        text = f"{explanation.kind}: {training:.2f} training {sign} {size:.2f} initial {equals} logit {logit:.2f}"
-    return text.replace("-", "−")
-
-
-def _captioned(row: dict, image_of: ImageOf) -> Captioned:
-    label, example = row["label"], int(row["example"])
-    below = f"score {shown(row['score'])}\nexample {example}"
-    return Captioned(image_of(example), str(label), below, colours([label])[0])
-
-
-# -- what the demo prints -------------------------------------------------------------------
-
-
-def tables(
-    explanation: Explanation, query: int, pixels: Shaped[Tensor, "height width"], strongest: Sequence[Top]
-) -> Iterator[Table | TitledTable]:
-    """The test image beside the nearest training examples, the classes, and what speaks for the answer and against it.
-
-    Args:
-        explanation: of some test images.
-        query: which of them.
-        pixels: of that test image.
-        strongest: the training examples with the largest and the smallest contributions.
-    """
-    yield _side_by_side(_letters(pixels), _examples(explanation, query))
-    yield _classes(explanation, query)
-    yield _side_by_side(*(_contributions(top, query, explanation.kind) for top in strongest))
-
-
-def _side_by_side(*parts: object) -> Table:
-    grid = Table.grid(padding=(0, 4))
-    grid.add_row(*parts)  # type: ignore[arg-type]
-    return grid
+def tables(explanation: Explanation, pixels: Shaped[Tensor, "height width"]) -> Iterator[Any]:
+    """What the demo prints: the image, the tables, the sum."""
+    yield _letters(pixels)
+    yield explanation.similar
+    for result in (explanation.by_label, explanation.pro, explanation.con):
+        yield replace(result.table(), note=None)  # it is that of the first
+    yield f"{explanation.sum}\n"
 
 
 def _letters(pixels: Shaped[Tensor, "height width"]) -> str:
@@ -240,44 +83,47 @@ def _letters(pixels: Shaped[Tensor, "height width"]) -> str:
     return "\n".join("".join(letters[pair] for pair in zip(*lines.tolist(), strict=True)) for lines in ink.split(2))
 
 
-def _examples(explanation: Explanation, query: int) -> TitledTable:
-    rows = []
-    for layer in explanation.layers:
-        for row in layer.examples.rows(query):
-            name = layer.name if row["rank"] == 1 else ""
-            rows.append([name, row["rank"], row["example"], row["label"], row["score"]])
-    title = "training examples with the largest scores"
-    return build(title, ["layer", "rank", "example", "label", "score"], rows, "summed over all visits")
+def plot_explanation(
+    explanation: Explanation, pixels: Shaped[Tensor, "height width"], image_of: ImageOf, *, truth: int, title: str
+) -> Figure:
+    """The image, its logits and the sum; below, the training images for and against the answer.
+
+    Args:
+        explanation: of the image.
+        pixels: of the image.
+        image_of: gives the pixels of a training example, by its id.
+        truth: the true class.
+        title: what to call the image.
+    """
+    answer, logits = explanation.answer, explanation.logits.detach().numpy()
+    marks = {truth: "true", answer: "said"}
+    verdict = "right" if truth == answer else f"wrong: it is {truth}"
+    with style():
+        figure = new_figure(9.5, 4.4)
+        grid = figure.add_gridspec(2, 6, height_ratios=(1.3, 1))
+        image, bars = figure.add_subplot(grid[0, :1]), figure.add_subplot(grid[0, 1:3])
+        contributions = figure.add_subplot(grid[0, 3:])
+        draw_image(image, pixels.numpy(), frame=colours([answer])[0])
+        draw_totals(bars, TotalsPanel(logits, range(len(logits)), "", ""), marks=marks)
+        bars.set_title("logits")
+        draw_totals(contributions, explanation.by_label.panel(), marks=marks)
+        contributions.set(title=f"contributions to logit {answer}, by label", xlabel=explanation.sum, ylabel="")
+        for place, top, heading, frame in (
+            (grid[1, :3], explanation.pro, "for it", FOR),
+            (grid[1, 3:], explanation.con, "against it", AGAINST),
+        ):
+            axes = figure.add_subplot(place)
+            draw_images(axes, [_captioned(row, image_of, frame) for row in top.rows()])
+            axes.set_title(f"training images most {heading}")
+        figure.suptitle(f"{title}: the network says {answer} ({verdict})", x=0.01, ha="left", weight="bold")
+        add_note(figure, explanation.by_label.note)
+    return figure
 
 
-def _classes(explanation: Explanation, query: int) -> TitledTable:
-    layers, target = explanation.layers, explanation.answers[query]
-    names = ["label", *(f"score\n{layer.name}" for layer in layers)]
-    names += [f"for {target}\n{layer.name}" for layer in layers]
-    rows = []
-    for group, label in enumerate(layers[0].totals.groups):
-        scores = [_short(float(layer.totals.values[query, group])) for layer in layers]
-        signed = [f"{float(layer.contributions.values[query, group]):+.3f}" for layer in layers]
-        rows.append([label, *scores, *signed])
-    last = layers[-1]
-    training, initial = float(last.contributions.values[query].sum()), float(last.initial[query])
-    note = (
-        f"for (+) or against (−) the logit of {target}: {explanation.kind} in {last.name}, first order in the others."
-        f"\n{last.name}: training {training:+.3f} and initial weights {initial:+.3f} are {training + initial:.3f}; "
-        f"the logit is {float(explanation.output[query, target]):.3f}."
-    )
-    return build("totals by class", names, rows, note)
-
-
-def _short(value: float) -> str:
-    return f"{value / 1e6:.2f} M" if abs(value) >= 1e6 else f"{value:,.0f}"
-
-
-def _contributions(top: Top, query: int, kind: str) -> TitledTable:
-    rows = list(top.rows(query))
-    side = "against" if rows and rows[0]["contribution"] < 0 else "for"
-    body = [[row["example"], row["label"], f"{row['contribution']:+.4f}"] for row in rows]
-    return build(f"{side} it, in {top.layer}: {kind}", ["example", "label", "contribution"], body, None)
+def _captioned(row: dict[str, Any], image_of: ImageOf, frame: str) -> Captioned:
+    example = int(row["example"])
+    below = f"{shown(row['contribution'])}\nexample {example}".replace("-", "−")
+    return Captioned(image_of(example), str(row["label"]), below, frame)
 
 
 def say_goodbye(console: Console, out: Path, memory: Path, figures: Sequence[Path]) -> None:

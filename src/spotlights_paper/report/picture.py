@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from spotlights.figures.palette import INK, QUIET
+from spotlights.figures.palette import INK
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.registry import NAME
 
@@ -30,7 +29,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         if NAME.fullmatch(self.name) is None:  # it becomes a file
-            raise ValueError(f"{self.name!r} is no name of a figure")
+            raise ValueError(f"{self.name!r} is not the name of a figure")
 
 
 def class_names(results: ImageResults, source: str) -> list[str]:
@@ -57,13 +56,6 @@ def name_ticks(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence
     for tick in axes.set_xticks(places if len(names) else [], names, fontsize=7.5):
         if slanted:
             tick.label1.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
-
-
-def finish_values(axes: Axes) -> None:
-    """Few ticks, short numbers and a line at zero."""
-    axes.axhline(0, color=QUIET, linewidth=0.8)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def mark_switch(axes: Axes, switch: int | None) -> None:

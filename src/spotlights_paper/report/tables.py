@@ -160,6 +160,9 @@ def agreement_tables(group: RunGroup) -> list[tuple[str, list[str], Rows]]:
     return tables
 
 
+CROSS_TASK_HEAD = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
+
+
 def cross_task_rows(group: RunGroup) -> Rows:
     """Shares of the attention, over the runs, and mean scores of a slot in the shown run."""
     return [

@@ -11,16 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from spotlights.figures import new_figure
-from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, style
+from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
 from spotlights_paper.experiments.analyses.forgetting import Masked
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.analyses.test_set import OverTime
 from spotlights_paper.experiments.registry import ImageRun
-from spotlights_paper.pictures import plot_suspects, suspect_picture
-from spotlights_paper.report.picture import Picture, all_names, class_names, mark_switch, name_ticks, task_colour
+from spotlights_paper.pictures import Captioned, draw_images, plot_suspects, suspect_picture
+from spotlights_paper.report.picture import Picture, class_names, mark_switch, name_ticks, task_colour
 
 _SIGNED = LinearSegmentedColormap.from_list("signed", [AGAINST, "#f7f7f5", FOR])
-_SHARE = LinearSegmentedColormap.from_list("share", ["#ffffff", "#0b5394"])
 
 
 def test_set_figures(results: ImageResults, run: ImageRun, prefix: str) -> Iterator[Picture]:
@@ -31,24 +30,35 @@ def test_set_figures(results: ImageResults, run: ImageRun, prefix: str) -> Itera
             "How the attention (total |score|) of each task's test images is divided among the tasks.",
             _plot_shares(results),
         )
-    names = all_names(results)
-    yield Picture(
-        f"{prefix}-class-attention",
-        "Where each class of test images looks: the share of its total |score| that goes to each training "
-        "class (in percent), averaged over the test images.",
-        plot_heat_maps(
-            {layer.layer: layer.share for layer in results.class_attention},
-            rows=names,
-            columns=names,
-            labels=("class of the test image", "class of the slots"),
-            signed=False,
-        ),
-    )
     yield Picture(
         f"{prefix}-over-time",
         f"How the attention of {run.settings['timeline_images']:,} test images of each task is spread over "
         "training time; the band is one standard deviation over the images.",
         _plot_over_time(results.over_time, steps=run.settings["steps"], switch=run.settings.get("switch")),
+    )
+
+
+def samples_figure(results: ImageResults, name: str) -> Picture:
+    """Test images that the network gets right, and below some that it gets wrong, with each layer's vote."""
+    lines = [[glance for glance in results.samples if glance.right is right] for right in (True, False)]
+    with style():
+        figure = new_figure(11.0, 1.95 * len(lines) + 0.2)
+        for axes, line, title in zip(
+            figure.subplots(2, 1), lines, ("answered rightly", "answered wrongly"), strict=True
+        ):
+            pictures = []
+            for glance in line:
+                names = class_names(results, glance.source)
+                votes = ", ".join(names[layer.vote] for layer in glance.layers)
+                below = f"said {names[glance.output]}\nmost: {votes}"
+                pictures.append(Captioned(glance.pixels, names[glance.label], below, colours([glance.label])[0]))
+            draw_images(axes, pictures, across=10)
+            axes.set_title(title)
+    return Picture(
+        name,
+        "The first test images that the network answers rightly and wrongly. Above: the class. Below: the answer, and "
+        "the class with the largest total |score| in each layer, the input layer first.",
+        figure,
     )
 
 
@@ -95,20 +105,6 @@ def forgetting_figures(results: ImageResults, run: ImageRun, prefix: str) -> Ite
                 rows=old_names,
                 columns=new_names,
                 labels=(f"forgotten {lost.source} digit", f"{other} slots"),
-                signed=True,
-            ),
-        )
-        counts = zip(old_names, lost.forgotten, lost.right_before, strict=True)
-        yield Picture(
-            f"{prefix}-forgotten",
-            f"What the {int(lost.forgotten.sum()):,} forgotten {lost.source} digits are taken for (percent "
-            f"of the row; column names are those of {other}).",
-            plot_heat_maps(
-                {"wrong answers": lost.answered / np.maximum(lost.answered.sum(axis=1, keepdims=True), 1)},
-                rows=[f"{name} ({count:,} of {before:,})" for name, count, before in counts],
-                columns=[f"{i} {name}" for i, name in enumerate(new_names)],
-                labels=(f"forgotten {lost.source} digit", "answer"),
-                signed=False,
             ),
         )
 
@@ -195,68 +191,38 @@ def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | 
 
 
 def plot_heat_maps(
-    maps: Mapping[str, np.ndarray],
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    labels: tuple[str, str],
-    signed: bool,
+    maps: Mapping[str, np.ndarray], *, rows: Sequence[str], columns: Sequence[str], labels: tuple[str, str]
 ) -> Figure:
-    """Class × class maps side by side, with numbers in their cells where there is room.
+    """Class × class maps of contributions side by side, each on a scale of its own around zero.
 
     Args:
         maps: the values of each map, by its title; NaN where there is nothing to say.
         rows, columns: the names of the classes.
         labels: what the rows and the columns are.
-        signed: contributions, on a scale around zero for each map; otherwise shares, on one scale.
     """
-    cell = 0.42 if len(columns) <= 10 else 0.24
-    finite = np.concatenate([values[np.isfinite(values)] for values in maps.values()])
+    cell = 0.42
     with style():
         width = (cell * len(columns) + 0.9) * len(maps) + 0.8
         figure = new_figure(width, max(cell * len(rows), 2.0) + 1.15)
         grid = figure.subplots(1, len(maps), squeeze=False)
         for index, (axes, (title, values)) in enumerate(zip(grid[0], maps.items(), strict=True)):
-            shown = values[np.isfinite(values)] if signed else finite
-            largest = np.abs(shown).max(initial=0) or 1.0
-            image = axes.imshow(
-                np.ma.masked_invalid(values),
-                cmap=_SIGNED if signed else _SHARE,
-                vmin=-largest if signed else finite.min(initial=largest),
-                vmax=largest,
-                aspect="equal",
-            )
+            largest = np.abs(values[np.isfinite(values)]).max(initial=0) or 1.0
+            image = axes.imshow(np.ma.masked_invalid(values), cmap=_SIGNED, vmin=-largest, vmax=largest, aspect="equal")
             axes.grid(visible=False)
             axes.set_yticks(range(len(rows)) if index == 0 else [], rows if index == 0 else [], fontsize=7.5)
             name_ticks(axes, range(len(columns)), columns)
             axes.spines[:].set_visible(False)
-            axes.set_title(title)
-            axes.set_xlabel(labels[1])
-            if index == 0:
-                axes.set_ylabel(labels[0])
-            if len(columns) <= 10:
-                _number_cells(axes, values, largest, percent=not signed)
-            if signed or index + 1 == len(maps):
-                bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
-                bar.outline.set_visible(False)  # type: ignore[operator]
-                bar.ax.tick_params(labelsize=7)
-                if not signed:
-                    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-                    _mark_chance(bar.ax, 1 / len(columns))
+            axes.set(title=title, xlabel=labels[1], ylabel=labels[0] if index == 0 else "")
+            _number_cells(axes, values, largest)
+            bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
+            bar.outline.set_visible(False)  # type: ignore[operator]
+            bar.ax.tick_params(labelsize=7)
     return figure
 
 
-def _mark_chance(axes: Axes, share: float) -> None:
-    """The share that each class would have if all had the same."""
-    if axes.get_ylim()[0] <= share <= axes.get_ylim()[1]:
-        axes.axhline(share, color=INK, linewidth=1.2)
-        axes.text(-0.3, share, f"chance, {100 * share:.0f} %", ha="right", va="center", fontsize=6.5, rotation=90)
-
-
-def _number_cells(axes: Axes, values: np.ndarray, largest: float, *, percent: bool) -> None:
+def _number_cells(axes: Axes, values: np.ndarray, largest: float) -> None:
     for (row, column), value in np.ndenumerate(values):
         text, colour = "·", QUIET
         if np.isfinite(value):
-            text = f"{100 * value:.0f}" if percent else f"{value:.1f}".replace("-", "−")
-            colour = "white" if abs(value) > 0.6 * largest else INK
+            text, colour = f"{value:.1f}".replace("-", "−"), "white" if abs(value) > 0.6 * largest else INK
         axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)

@@ -194,7 +194,7 @@ def share_of_top(case: Case, keep: Callable[[int, int], bool]) -> list[float]:
     """The share of each layer's top slots, of all classes together, of some tasks and labels."""
     shares = []
     for layer in case.layers:
-        tasks, labels = np.divmod(layer.top_category, layer.totals.shape[1])
+        tasks, labels = np.divmod(layer.top_category, layer.absolute.shape[1])
         shares.append(float(np.mean([keep(int(t), int(c)) for t, c in zip(tasks, labels, strict=True)])))
     return shares
 

@@ -191,8 +191,8 @@ def _tenths(findings: Findings) -> list[np.ndarray]:
     SINGLE,
     "The top 500 are spread over time without a clear pattern (they fill 8 tenths of training, by entropy).",
     "{:.1f}, {:.1f} tenths",
-    why="The bound of 8 tenths is ours. Scores of the later layers are small in the first 250 steps and largest around "
-    "step 500 (reproduction.md, attention over time): the top 500 have few slots of the former, many of the latter.",
+    why="The bound of 8 tenths is ours. Few of the top slots are from the first 250 steps, where scores of the later "
+    "layers are small, and many from around step 500, where they are largest.",
 )
 def _spread_over_time(findings: Findings) -> Verdict:
     filled = [

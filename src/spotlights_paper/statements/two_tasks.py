@@ -70,8 +70,8 @@ def _coats(findings: Findings) -> Verdict:
     JOINT,
     "In later layers boots have a larger part of the total than in the input layer.",
     "{:.1%}, {:.1%}, {:.1%}",
-    why="The paper says that the score is increased. By rank it is: boots are first from layer 1 on (the next "
-    "statement). As a part of the total, layer 1 is below the input layer.",
+    why="By rank it holds: boots are first from layer 1 on (the next statement). Only their part of the total is "
+    "smaller in layer 1 than in the input layer.",
 )
 def _boots_rise(findings: Findings) -> Verdict:
     shares = [float(layer.absolute[1, 9] / layer.absolute.sum()) for layer in findings.case("3b").layers]

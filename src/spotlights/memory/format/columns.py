@@ -157,9 +157,9 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A column that does not fit the rows of a layer."""
+    """Columns that do not fit the rows of a layer."""
 
-    column: str
+    columns: tuple[str, ...]
     given: tuple[int, ...]
     rows: tuple[int, ...]
 
@@ -250,7 +250,7 @@ class Batch:
                 return known
             elif lead[0] > 1:
                 name, column = next((n, c) for n, c in self._for_examples(own).items() if c.ndim)
-                self._matching.ambiguous.setdefault(layer, Misfit(name, column.shape, lead))
+                self._matching.ambiguous.setdefault(layer, Misfit((name,), column.shape, lead))
         return fitting[0] if fitting else None
 
     def _for_examples(self, own: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -266,7 +266,7 @@ class Batch:
         axis: int | None,
         own: tuple[str, ...],
     ) -> tuple[_Rows, Misfit | None]:
-        count, matched, misfit = math.prod(lead), dict[str, np.ndarray](), None
+        count, matched, misfits = math.prod(lead), dict[str, np.ndarray](), dict[str, tuple[int, ...]]()
         by_row = {name: column for pattern in own for name, column in self._by_row[pattern].items()}
         columns = self._for_examples(own)
         for name, column in by_row.items():
@@ -275,7 +275,7 @@ class Batch:
             elif column.size and column.shape == lead[: column.ndim]:
                 matched[name] = column.reshape(-1).repeat(count // column.size)
             else:
-                misfit = misfit or Misfit(name, column.shape, lead)
+                misfits[name] = column.shape
         # Rows flattened to (B·L,) are (B, L) again where a column tells B and L.
         shaped = next((c.shape for c in columns.values() if c.ndim == 2 and lead == (c.size,)), lead)
         axis = axis if shaped is lead else 0
@@ -284,10 +284,13 @@ class Batch:
             rows = _spread(column, lead, shaped, axis)
             if rows is None and column.ndim and column.shape[0] == 1:
                 rows, of_one_example = _spread(column[0], lead, lead, 0), True
+            rows = self._of_same_example(column, matched.get("example")) if rows is None else rows
             if rows is not None:
                 matched[name] = rows
             elif not (column.ndim == 2 and lead == column.shape[:1]):  # else it is about positions, which rows are not
-                misfit = misfit or Misfit(name, column.shape, lead)
+                misfits[name] = column.shape
+        alike = [name for name, shape in misfits.items() if shape == next(iter(misfits.values()))]
+        misfit = Misfit(tuple(alike), misfits[alike[0]], lead) if alike else None
         if of_one_example:
             if count > 1:
                 matched["position"] = np.arange(count)
@@ -298,11 +301,23 @@ class Batch:
         if self._fold:
             if misfit is not None:
                 raise SettingError(
-                    f'fold="example" needs an example for every row, but the column "{misfit.column}" has shape '
+                    f'fold="example" needs an example for every row, but the column "{misfit.columns[0]}" has shape '
                     f'{misfit.given} and layer "{layer}" has rows of shape {misfit.rows}'
                 )
             matched = self._identified(matched, {**columns, **by_row}.get("example"), layer)
         return matched, misfit
+
+    def _of_same_example(
+        self, column: Shaped[np.ndarray, "..."], owners: Shaped[np.ndarray, "rows"] | None
+    ) -> Shaped[np.ndarray, "rows"] | None:
+        """What is said of each example, for rows whose examples are known; None if that does not tell."""
+        ids = self._columns.get("example")
+        if owners is None or ids is None or ids.ndim != 1 or column.shape != ids.shape:
+            return None
+        known, first = np.unique(ids, return_index=True)
+        if len(known) < len(ids) or not np.isin(owners, known).all():
+            return None
+        return column[first[np.searchsorted(known, owners)]]
 
     def _fit_by_chance(self, lead: tuple[int, ...]) -> bool:
         """Whether rows that count up are positions even if there are as many of them as there are examples."""

@@ -1,4 +1,4 @@
-"""A close look at single test images: the paper's figures 4 to 28, and questions that the paper does not ask."""
+"""A close look at single test images: the paper's figures 4 to 28, and what each class adds to the answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _PICTURES = 3
 """Training images shown for each layer."""
 _CANDIDATES = 60
 """The first test images, among which one is searched that fits all that the paper says of its own."""
-_RANKS = 200
-"""Points of the curve of totals per training example."""
 
 
 @dataclass(frozen=True)
@@ -80,32 +78,12 @@ class LayerCase:
     """The largest scores of each category, largest first; NaN where there are fewer slots."""
     top_steps: Int[np.ndarray, "sources classes k"]
     """When these slots were visited; -1 where there are fewer."""
-    totals: Float[np.ndarray, "sources classes"]
-    """Scores added up."""
     absolute: Float[np.ndarray, "sources classes"]
     """|score| added up."""
-    weighted: Float[np.ndarray, "sources classes"]
-    """|score| ‖error‖ added up."""
-    mean: Float[np.ndarray, "sources classes"]
-    """Mean score of a slot."""
-    spread: Float[np.ndarray, "sources classes"]
-    """Standard deviation over the slots."""
     pictures: list[TrainingImage]
     """The training images with the largest scores, each once."""
-    top_step: Int[np.ndarray, "k"]
-    """When the slots with the largest scores of all were visited."""
-    top_score: Float[np.ndarray, "k"]
     top_category: Int[np.ndarray, "k"]
-    """Source · classes + class."""
-    starts: Float[np.ndarray, "bins"]
-    """The first step of each stretch of training."""
-    by_step: Float[np.ndarray, "bins"]
-    """Scores added up in each stretch."""
-    example_rank: Int[np.ndarray, "ranks"]
-    example_total: Float[np.ndarray, "ranks"]
-    """The training example of that rank by its score over all visits."""
-    examples: list[TrainingImage]
-    """The training examples with the largest total score over all visits."""
+    """Of the slots with the largest scores of all: source · classes + class."""
     pushed: list[Pushed]
     """Towards the network's answer and, if that is wrong, towards the true class."""
 
@@ -165,18 +143,18 @@ def find(trained: Trained, wanted: WantedImage) -> FoundImage | None:
     return FoundImage(int(first[0]), False, 0.0) if len(first) else None
 
 
-def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int, bins: int) -> list[Case]:
+def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int) -> list[Case]:
     """Looks at one test image of each kind; a network may have no such mistake (or success) to show."""
     shown = []
     for kind in wanted:
         finding, test = find(trained, kind), trained.data[kind.source].test
         if finding is not None:
-            case = look_at(trained, test, finding.place, top=top, bins=bins)
+            case = look_at(trained, test, finding.place, top=top)
             shown.append(replace(case, figure=kind.figure, fits=finding.fits, fitting=finding.fitting))
     return shown
 
 
-def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: int) -> Case:
+def look_at(trained: Trained, test: Images, position: int, *, top: int) -> Case:
     """Everything about one test image."""
     spotlights = trained.attend(test.inputs[position : position + 1])
     logits = spotlights.output[0].double()
@@ -185,36 +163,18 @@ def look_at(trained: Trained, test: Images, position: int, *, top: int, bins: in
     asked = spotlights.ask(
         sl.AskTop(top, per="category"),
         sl.AskTop(top),
-        sl.AskTotals("category"),
         sl.AskTotals("category", absolute=True),
-        sl.AskMeans("category"),
-        sl.AskTotals("step", bins=bins),
-        sl.AskTotals("example"),
     )
     layers = []
-    for name, (per, overall, totals, absolute, means, by_step, by_example) in asked.items():
-        attention = spotlights[name]
-        weighted = attention.weighted().totals("category", absolute=True)
-        ranks, example_totals = _ranked(by_example.numpy()[0])
+    for name, (per, overall, absolute) in asked.items():
         layers.append(
             LayerCase(
                 name,
                 *_arrange_top(trained, per),
-                by_category(trained, totals)[0],
                 by_category(trained, absolute)[0],
-                by_category(trained, weighted)[0],
-                by_category(trained, means)[0],
-                by_category(trained, means, means.spread)[0],
                 _distinct_pictures(trained, overall),
-                np.array(overall.columns["step"][0][0]),
-                overall.numpy()[0],
                 np.array([categories(trained).index(str(c)) for c in overall.columns["category"][0][0]]),
-                np.array(by_step.groups, dtype=float),
-                by_step.numpy()[0],
-                ranks,
-                example_totals,
-                _pictures(trained, attention.top(_PICTURES, by="example")),
-                [_pushed(trained, attention, target, float(logits[target])) for target in targets],
+                [_pushed(trained, spotlights[name], target, float(logits[target])) for target in targets],
             )
         )
     return Case(
@@ -256,14 +216,6 @@ def _arrange_top(
         steps[place, :count] = np.array(top.columns["step"][0][row][:count], dtype=np.int64)
     shape = len(trained.sources), -1, values.shape[1]
     return scores.reshape(shape), steps.reshape(shape)
-
-
-def _ranked(
-    totals: Float[np.ndarray, "examples"],
-) -> tuple[Int[np.ndarray, "ranks"], Float[np.ndarray, "ranks"]]:
-    """The sorted totals at ranks that are even on a logarithmic scale."""
-    ranks = np.unique(np.geomspace(1, len(totals), _RANKS).round().astype(np.int64))
-    return ranks, np.sort(totals)[::-1][ranks - 1]
 
 
 def _distinct_pictures(trained: Trained, top: Top) -> list[TrainingImage]:

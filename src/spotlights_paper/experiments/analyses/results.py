@@ -12,12 +12,10 @@ from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases
 from spotlights_paper.experiments.analyses.forgetting import ForgottenImages, Masked, forgetting, masks
 from spotlights_paper.experiments.analyses.glances import Glance, right_and_wrong
 from spotlights_paper.experiments.analyses.test_set import (
-    ClassAttention,
     CrossTask,
     OtherVotes,
     OverTime,
     Vote,
-    class_attention,
     cross_task,
     other_votes,
     over_time,
@@ -73,7 +71,6 @@ class ImageResults:
     classes: dict[str, list[str]]
     layers: list[str]
     votes: list[Vote] = field(default_factory=list)
-    class_attention: list[ClassAttention] = field(default_factory=list)
     cross_task: list[CrossTask] = field(default_factory=list)
     over_time: list[OverTime] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -92,7 +89,7 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
     with stage("attention over training time"):
         timeline = over_time(trained, images=settings.timeline_images, bins=settings.bins)
     with stage("single test images"):
-        shown = cases(trained, wanted, top=settings.top, bins=settings.bins)
+        shown = cases(trained, wanted, top=settings.top)
     masked, lost = [], None
     if isinstance(settings, PaperSettings) and settings.switch is not None:
         with stage("masking one task"):
@@ -104,7 +101,6 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
         {source: list(prepared.classes) for source, prepared in trained.data.items()},
         trained.layers,
         votes(totals),
-        class_attention(totals),
         cross_task(totals),
         timeline,
         shown,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spotlights.results import Means, Totals
+from spotlights.results import Totals
 from spotlights_paper.experiments.training import Trained, answers
 
 # -- totals by category -----------------------------------------------------------------------
@@ -40,7 +40,7 @@ def categories(trained: Trained) -> list[str]:
 
 
 def by_category(
-    trained: Trained, totals: Totals | Means, values: Float[Tensor, "queries groups"] | None = None
+    trained: Trained, totals: Totals, values: Float[Tensor, "queries groups"] | None = None
 ) -> Float[np.ndarray, "queries sources classes"]:
     """Sorts what is by the column "category" into tasks and classes; 0 for a category without slots."""
     names, values = categories(trained), totals.values if values is None else values
@@ -179,19 +179,6 @@ def other_votes(trained: Trained, *, images: int) -> list[OtherVotes]:
 # -- classes, tasks and steps -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class ClassAttention:
-    """One layer: |score| of test classes (rows) over training classes (columns), task by task."""
-
-    layer: str
-    mean: Float[np.ndarray, "test_classes train_classes"]
-    """Mean |score| of a slot, over the slots of a category and the test images of a class; NaN without images."""
-    spread: Float[np.ndarray, "test_classes train_classes"]
-    """Standard deviation over the test images of the class."""
-    share: Float[np.ndarray, "test_classes train_classes"]
-    """Of the total |score|, on average; each row adds up to 1."""
-
-
 @dataclass(frozen=True)
 class CrossTask:
     """One layer: how the attention of one task's test images is divided among the tasks."""
@@ -221,26 +208,6 @@ class OverTime:
     """Of the total |score|, on average over the test images."""
     spread: Float[np.ndarray, "bins"]
     """Standard deviation over the test images."""
-
-
-def class_attention(totals: CategoryTotals) -> list[ClassAttention]:
-    """For each layer."""
-    result = []
-    tasks, classes = totals.slots.shape
-    members = [(totals.task == task) & (totals.target == label) for task in range(tasks) for label in range(classes)]
-    for layer, values in totals.layers.items():
-        flat = values.reshape(len(values), -1)
-        per_slot, divided = flat / np.maximum(totals.slots.reshape(-1), 1), shares(flat)
-        nothing = np.full(flat.shape[1], np.nan)
-        result.append(
-            ClassAttention(
-                layer,
-                np.array([per_slot[rows].mean(axis=0) if rows.any() else nothing for rows in members]),
-                np.array([per_slot[rows].std(axis=0) if rows.any() else nothing for rows in members]),
-                np.array([divided[rows].mean(axis=0) if rows.any() else nothing for rows in members]),
-            )
-        )
-    return result
 
 
 def cross_task(totals: CategoryTotals) -> list[CrossTask]:

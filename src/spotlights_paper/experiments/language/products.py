@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
-_ROWS = 512
-"""Tokens of one block of the softmax."""
+_ROWS, _IN_CACHE = 512, 16
+"""Tokens whose logits are held at a time, and tokens whose logits a processor's cache can hold."""
 
 
 class TabledLSTM(TorchFunctionMode):
@@ -108,15 +108,18 @@ class _CrossEntropy(torch.autograd.Function):
         loss, product = rows.new_zeros(()), weight.bfloat16()
         of_rows, of_weight, of_bias = torch.empty_like(rows), torch.zeros_like(weight), torch.zeros_like(bias)
         for some in torch.arange(len(rows)).split(_ROWS):
-            part, wanted = rows[some].bfloat16(), targets[some, None]
-            logits = (part @ product.T).float().add_(bias)
-            surprise = logits.logsumexp(dim=1, keepdim=True)
-            loss += (surprise - logits.gather(1, wanted)).sum() / len(rows)
-            errors = logits.sub_(surprise).exp_().scatter_add_(1, wanted, torch.full_like(surprise, -1.0))
-            of_bias += errors.div_(len(rows)).sum(dim=0)
-            rounded = errors.bfloat16()
-            of_rows[some] = (rounded @ product).float()
-            of_weight += rounded.T @ part
+            part = rows[some].bfloat16()
+            errors = part @ product.T  # the logits, until the inner loop overwrites them
+            for block, wanted in zip(errors.split(_IN_CACHE), targets[some, None].split(_IN_CACHE), strict=True):
+                values = block + bias
+                own = values.sub_(values.amax(dim=1, keepdim=True)).gather(1, wanted)
+                total = values.exp_().sum(dim=1, keepdim=True)
+                loss += (total.log() - own).sum() / len(rows)
+                values.div_(total).scatter_add_(1, wanted, torch.full_like(total, -1.0)).div_(len(rows))
+                of_bias += values.sum(dim=0)
+                block.copy_(values)
+            of_rows[some] = (errors @ product).float()
+            of_weight += errors.T @ part
         ctx.save_for_backward(of_rows, of_weight, of_bias)
         return loss
 
