@@ -8,7 +8,10 @@ STAMPS := .venv/.stamps
 
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test fuzz test-scale bucket-kills lint docs tables clean chromium pins torture torture-explorer
+.PHONY: help demo test fuzz test-scale bucket-kills lint docs tables clean chromium azurite pins torture torture-explorer
+
+# For what npm installs.
+export PATH := $(CURDIR)/.venv/npm/node_modules/.bin:$(PATH)
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p' $(MAKEFILE_LIST)
@@ -21,10 +24,12 @@ SHAPES := --jaxtyping-packages=spotlights,beartype.beartype
 SHAPED := $(addprefix tests/inside/test_,$(addsuffix .py,backward dual_form layer_adapters memory_format reducers storage \
 	sweep update_rules)) $(addprefix tests/test_,$(addsuffix .py,recording linear_layers recorded_layers no_slots \
 	attend attention contributions influence passages folding))
-# Two processes with one thread each: small networks gain nothing from threads.
-test: $(STAMPS)/test chromium  ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(SHAPED))
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SHAPES) $(SHAPED)
+# Three processes with one thread each: small networks gain nothing from threads, and a third of the time goes by in
+# waiting for disks, browsers and other processes. Each file is one process's work, in the order of tests/conftest.py.
+RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(STAMPS)/test chromium azurite  ## run the tests
+	$(RUN) $(addprefix --ignore=,$(SHAPED))
+	$(RUN) $(SHAPES) $(SHAPED)
 
 # Each round draws other examples for the tests of "for all" claims; a failure prints how to get it back.
 ROUNDS ?= 10
@@ -39,11 +44,16 @@ chromium:
 	{ $$root apt-get -q update && $$root apt-get -qy install --no-install-recommends chromium; } \
 		|| echo "No Chromium: the tests of the explorer's page will be skipped." >&2
 
-# Ray is not among the packages that the other checks install; azurite comes from npm (npm install -g azurite).
+# The Azure server comes from npm; where it cannot be installed its tests are skipped, and say so.
+azurite: $(STAMPS)/venv
+	@command -v azurite-blob >/dev/null || npm install --silent --no-audit --no-fund --prefix .venv/npm azurite@3.35.0 \
+		|| echo "No azurite: the tests of memories in Azure will be skipped." >&2
+
+# Ray is not among the packages that the other checks install.
 SCALE := $(addprefix tests/,inside/test_buckets.py inside/test_stores.py inside/test_ray_engine.py test_bucket_commands.py \
 	test_copying.py test_parts.py test_ray.py test_processes.py test_sharded_training.py)
-test-scale: $(STAMPS)/test,ray  ## the tests of buckets, job arrays, Ray and fully_shard, with Ray installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(SCALE)
+test-scale: $(STAMPS)/test,ray azurite  ## the tests of buckets, job arrays, Ray and fully_shard, with Ray installed
+	$(RUN) $(SCALE)
 
 bucket-kills: $(STAMPS)/test  ## kill -9 a process that records to a bucket, 100 times
 	SPOTLIGHTS_BUCKET_KILLS=100 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -k killed tests/inside/test_buckets.py

@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import tied_tokens
 import torch
 from zoo import ARCHITECTURES, FULL_SIZE, Setup
 
@@ -65,14 +66,21 @@ float32, one thread, VERSIONS_HERE.
 - *step time*: the processor's time of the quickest recorded step over that of the quickest plain one, of a few, with
   the seconds of the plain one. What is written after the last step is left out. `benchmarks/networks.py` measures the
   cost of recording with care.
-- *bytes per example*: of keys and errors, for each step. `keep="recipe"` stores none of them and computes them again
-  when a question is asked ([recipes](recipes.md)); `dtype="float16"` halves, `sample=0.1` keeps a tenth
-  ([smaller recordings](recording.md#make-it-smaller)).
+- *bytes per example*: what is written for each step and example, nearly all of it keys and errors. `keep="recipe"`
+  stores none of these and computes them again when a question is asked ([recipes](recipes.md)); `dtype="float16"`
+  halves, `sample=0.1` keeps a tenth ([smaller recordings](recording.md#make-it-smaller)).
 """
 TINY = f"""## Of every kind
 
 Tiny networks, {STEPS} steps. A layer costs some tenths of a millisecond for each step whatever its size, so that their
 step times say nothing.
+"""
+TIED = """## Tied weights of 50,257 tokens
+
+`python benchmarks/tied_tokens.py`: a weight that the embedding and the output layer of a small GPT share, in float32.
+The bytes of a token are those of the arithmetic: an error for each token of the vocabulary and a key in the output
+layer, an error and a token number in the embedding. The error of a token is `softmax(logits) − one-hot` under the usual
+loss: it has as many numbers as there are tokens, and none of them is zero.
 """
 LARGE = f"""## Of full size
 
@@ -138,7 +146,7 @@ def _record(setup: Setup, path: Path, seconds: list[float], steps: int) -> None:
 
 
 def _timed(setup: Setup, recorder: sl.Recorder | None) -> float:
-    ids = torch.randint(setup.examples, (setup.batch_size,))
+    ids = torch.randperm(setup.examples)[: setup.batch_size]
     start = time.process_time()
     if recorder is not None:
         recorder.batch(**setup.columns(ids))
@@ -250,7 +258,7 @@ def table(rows: dict[str, dict[str, Any]], columns: dict[str, str]) -> str:
 
 def reasons(rows: dict[str, dict[str, Any]]) -> str:
     """What `verify` says of the first layer whose change is not met, and what recording said."""
-    lines = ["What is missing, in the words of `verify`, for the first such layer:", ""]
+    lines = ["In the words of `verify`, for the first such layer:", ""]
     lines += [f"- {name}, {cells['reason']}." for name, cells in rows.items() if "reason" in cells]
     lines += ["", "What was said while recording:", ""]
     lines += [f"- {name}: {text}" for name, cells in rows.items() for text in cells.get("said", ())]
@@ -289,7 +297,22 @@ def page_of(rows: dict[str, dict[str, Any]]) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
     tiny = table({name: rows[name] for name in ARCHITECTURES if name in rows}, COLUMNS)
     large = table({name: rows[name] for name in FULL_SIZE if name in rows}, TIMED)
-    parts = HEAD.replace("VERSIONS_HERE", versions), TINY, tiny + "\n", LARGE, large + "\n", reasons(rows)
+    head = HEAD.replace("VERSIONS_HERE", versions)
+    parts = (
+        head,
+        LARGE,
+        large,
+        "",
+        TINY,
+        tiny,
+        "",
+        TIED,
+        tied_tokens.table(),
+        "",
+        "## What is missing",
+        "",
+        reasons(rows),
+    )
     return "\n".join(parts) + "\n"
 
 

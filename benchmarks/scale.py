@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 QUESTIONS: dict[str, Callable[[sl.Memory, nn.Module, torch.Tensor], Any]] = {
     "top 10 of scores, 1 input": lambda m, net, x: m.attend(net, x[:1])["4"].top(10),
     "top 10 of scores, 128 inputs": lambda m, net, x: m.attend(net, x[:128])["4"].top(10),
+    "top 10 of scores, 512 inputs": lambda m, net, x: m.attend(net, x[:512])["4"].top(10),
     "contributions by label, 128 inputs": lambda m, net, x: contributions(m, net, x[:128]).totals("label"),
     "top contributions by example, 64 inputs": lambda m, net, x: contributions(m, net, x[:64]).top(10, by="example"),
     "weights without a label": lambda m, net, x: m.without(label=3).weights("4"),
@@ -50,6 +51,8 @@ QUESTIONS: dict[str, Callable[[sl.Memory, nn.Module, torch.Tensor], Any]] = {
 }
 """About the last layer, or (Table 1) the first one, whose keys are stored once."""
 KILLED = "top 10 of scores, 128 inputs"
+PAIRS = 12
+"""Of answers from the bucket and from the disk; the first one does not count."""
 
 
 def main() -> None:
@@ -129,7 +132,7 @@ def ratio(one: list[float], other: list[float]) -> float:
 
 def answering(path: Path, threads: int, nodes: int, turns: int) -> Generator[float, None, dict[str, Any]]:
     """One of them: a turn is one question. The first one, which does not count, prepares all questions."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     memory, cluster = sl.open(path).on(Threads(threads=threads)), None
     if nodes:
         memory, cluster = in_cluster(path, nodes)
@@ -263,8 +266,8 @@ def from_bucket(local: Path, address: str | None, cache: Path) -> None:
         opening, before = counted.bytes - before, counted.bytes
         cold = asked(address)
         read = counted.bytes - before - opening
-        pairs = [(asked(address), asked(local)) for _ in range(6)][1:]
-        assert counted.bytes - before - opening - read == 6 * opening, "a second question read more than the manifest"
+        pairs = [(asked(address), asked(local)) for _ in range(PAIRS)][1:]
+        assert counted.bytes - before - opening - read == PAIRS * opening, "a later question read more than this"
         cells = [
             cold,
             *(tuple(map(statistics.median, zip(*column, strict=True))) for column in zip(*pairs, strict=True)),

@@ -73,7 +73,9 @@ def main() -> None:
 
     ask()
     walk("question", ask)
-    explorer = Explorer(sl.Subject(path, network, inputs))
+    explorer = Explorer(
+        sl.Subject(path, network, inputs), prepare=False
+    )  # else the program may end in the middle of it
 
     def request(number: int) -> None:
         answer(explorer, "layer", {"q": f"test:{number}", "layer": "2"})

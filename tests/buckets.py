@@ -47,9 +47,11 @@ def s3_server() -> str:
     """The endpoint of an S3 server, with the environment set for it."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask_cors") is None:
         pytest.skip("the S3 server moto is not installed (pip install 'moto[s3]' flask flask-cors)")
-    port = _free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    _start([sys.executable, str(Path(__file__).with_name("s3_server.py")), str(port)], port)
+    command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    atexit.register(server.kill)
+    assert server.stdout is not None
+    endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
     _open(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"))
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint,
@@ -67,7 +69,7 @@ def azure_server() -> str:
     """The endpoint of an Azure server, with the environment set for it."""
     program = shutil.which("azurite-blob")
     if program is None:
-        pytest.skip("the Azure server azurite is not installed (npm install -g azurite)")
+        pytest.skip("the Azure server azurite is not installed (make azurite)")
     port = _free_port()
     endpoint = f"http://127.0.0.1:{port}"
     options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy
 import pytest
-import torch
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -32,19 +30,26 @@ if "SPOTLIGHTS_DATA" not in os.environ and BESIDE.is_dir():
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
+    import numpy
+    import torch  # here, because the process that only hands out files needs neither
+
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
 
 
 LONGEST = (
-    *("report", "explorer_page", "buckets", "update_rules", "networks_experiments", "gallery", "demo", "layers"),
-    *("memory_format", "crash_safety"),
+    *("update_rules", "explorer_page", "folded_crashes", "golden", "torture", "explorer_kinds", "explorer_hostile"),
+    *("report", "recipes", "buckets", "explorer_guard", "networks_experiments", "crash_safety", "random_loops"),
+    *("memory_format", "influence", "layers", "history", "cli"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: each is the work of one process, and none should be left with one at the end."""
+    """The longest files first: each is the work of one process, and none should be left with one at the end.
+
+    pytest-xdist keeps this order with --no-loadscope-reorder.
+    """
     names = [f"test_{name}.py" for name in LONGEST]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 

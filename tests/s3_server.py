@@ -1,4 +1,4 @@
-"""The S3 server of the tests: moto, one request at a time. `python tests/s3_server.py PORT`
+"""The S3 server of the tests: moto, one request at a time. It takes a free port, and prints which.
 
 moto's own command compares an object's version and replaces the object in two steps, with other requests in between,
 so two conditional puts can both succeed. S3 does both in one step; a lock around the application does the same here.
@@ -6,12 +6,11 @@ so two conditional puts can both succeed. S3 does both in one step; a lock aroun
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable
 
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
+from werkzeug.serving import make_server
 
 
 def one_at_a_time(application):
@@ -27,4 +26,6 @@ def one_at_a_time(application):
 
 if __name__ == "__main__":
     application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
-    run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=True)
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    print(server.server_port, flush=True)
+    server.serve_forever()

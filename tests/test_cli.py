@@ -140,7 +140,7 @@ def test_demo_refuses_a_folder_of_others_in_one_sentence(tmp_path: Path, monkeyp
     (tmp_path / "thesis.txt").write_text("years of work")
     result = spotlights("demo", "--out", tmp_path)
     assert result.exit_code == 2
-    assert "something else than a demo" in result.stderr
+    assert "something other than a demo" in result.stderr
 
 
 def test_demo_as_json_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -81,7 +81,7 @@ def test_influence_is_the_library_s_over_all_layers_and_says_that_it_is_an_estim
 def test_influence_that_must_be_prepared_says_how_far_it_is_and_holds_up_nobody(monkeypatch):
     fresh = Explorer(digits().subject, prepare=False)
     (fresh.opened.memory.path / MOMENTS).unlink(missing_ok=True)
-    monkeypatch.setattr("spotlights.explorer.explorer.PATIENCE", 0.05)
+    monkeypatch.setattr("spotlights.explorer.jobs.PATIENCE", 0.05)
     asked = {"q": f"test:{first()}", "measure": "influence", "target": 3, "top": 5}
     with fresh.scanning:  # somebody else's scan
         assert get("layer", fresh, code=202, **asked) == {"progress": 0.0}
@@ -252,7 +252,7 @@ def test_a_memory_under_recording_shows_its_steps_and_then_the_newer_ones(tmp_pa
     assert client(explorer).post("/api/refresh").json()["steps"] == 12
 
 
-def wait_for(condition, seconds: float = 10.0) -> None:
+def wait_for(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came"

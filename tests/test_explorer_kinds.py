@@ -306,3 +306,6 @@ def test_the_map_and_the_comparison_on_the_command_line_are_the_page_s(tmp_path,
         expected = get("layer", of, **asked, target=said)
         assert found[name]["totals"] == expected["totals"]
         assert sum(row[name] for row in found["rows"][:-1]) == pytest.approx(expected["value"], abs=1e-4)
+    done = CliRunner().invoke(app, ["compare", str(one.path), str(other.path), "2", "--by", "weather"])
+    assert done.exit_code == 2, done.output
+    assert "'weather' divides the training. There are: " in " ".join(done.output.split())

@@ -22,7 +22,8 @@ from browsing import compared, logits, opened, point, shown, watched
 from demos import small_demo
 from explorers import coloured, digits, first, get, reader_run, speller
 from spotlights.explorer import Served
-from spotlights.explorer.explorer import Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import Preparing
 from spotlights.explorer.saved import saved_page
 from spotlights.explorer.views import png
 from spotlights.selections import parse_selections

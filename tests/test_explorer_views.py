@@ -11,7 +11,7 @@ import torch
 
 import spotlights as sl
 from explorers import client, coloured, digits, exact_run, first, get, prepared
-from spotlights.explorer import histories
+from spotlights.explorer import jobs
 from spotlights.explorer.saved import saved_page
 
 
@@ -61,8 +61,8 @@ def test_without_a_history_the_network_is_rebuilt_as_of_some_steps(monkeypatch: 
 
 
 def test_a_history_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(histories, "FORGOTTEN", -1.0)
-    monkeypatch.setattr(histories, "PATIENCE", 60.0)
+    monkeypatch.setattr(jobs, "FORGOTTEN", -1.0)
+    monkeypatch.setattr(jobs, "PATIENCE", 60.0)
     assert "Nobody waits" in get("history", code=400, q=f"test:{first()}", target="9")["error"]["message"]
 
 

@@ -51,7 +51,7 @@ def test_decisions_that_are_none_are_refused_with_a_sentence(tmp_path: Path, nam
 
 def test_a_pipe_holds_no_decisions_and_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(sl.SettingError, match="no file"):
+    with pytest.raises(sl.SettingError, match="not a file"):
         sl.Decisions.read(tmp_path / "pipe.csv")
     with pytest.raises(sl.SettingError, match="no file"):
         sl.observe(PLAIN.network(), PLAIN.loss, [0], tmp_path / "a.memory", checkpoints=[tmp_path / "pipe.csv"])

@@ -68,10 +68,10 @@ def test_a_name_in_a_run_that_is_no_name_is_refused(stolen: Path, tmp_path: Path
     [
         ({"hidden": 10**6}, "shapes"),
         ({"hidden": 10**9}, "not the network"),
-        ({"hidden": "64"}, "no int"),
+        ({"hidden": "64"}, "not of type int"),
         ({"hidden": -1}, "not the network"),
-        ({"text": "PIPE"}, "no file"),
-        ({"text": "/dev/zero"}, "no file"),
+        ({"text": "PIPE"}, "not a file"),
+        ({"text": "/dev/zero"}, "not a file"),
     ],
     ids=str,
 )

@@ -172,5 +172,5 @@ def test_questions_that_make_no_sense_are_refused_in_sentences():
         spot.passages(TEXT, tokens=[3])
     with pytest.raises(sl.SettingError, match="2 tokens, and there are 3 queries"):
         spot.passages(TEXT, prompt="th")
-    with pytest.raises(sl.SettingError, match="no positions of this text"):
+    with pytest.raises(sl.SettingError, match="not positions of this text"):
         spot.passages(TEXT[:10])

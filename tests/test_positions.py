@@ -78,7 +78,7 @@ def test_columns_that_fit_no_other_layer_are_still_named(tmp_path: Path):
     with sl.record(model, optimizer, tmp_path / "run.memory") as recorder:
         recorder.batch(example=torch.arange(4))
         model(torch.zeros(3, LENGTH, dtype=torch.long)).sum().backward()
-        with pytest.warns(sl.SpotlightsWarning, match='"example" was given with shape'):
+        with pytest.warns(sl.SpotlightsWarning, match="recorder.batch gave example with shape"):
             optimizer.step()
 
 

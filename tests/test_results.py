@@ -26,7 +26,7 @@ def test_top_prints_its_rows_with_the_columns_of_their_slots():
     top = attention().top(4)
     text = str(top)
     assert repr(top) == text
-    assert words(text).startswith("top slots by score in 2 (query 0 of 3) rank slot score step example label")
+    assert words(text).startswith("top slots by score in layer 2 (query 0 of 3) rank slot score step example label")
     for row in top.rows(0):
         assert str(row["slot"]) in text
     assert max(map(len, text.splitlines())) <= 110
@@ -53,7 +53,7 @@ def test_each_query_has_a_table_of_its_own():
 
 def test_top_by_example_names_examples_and_counts_visits():
     text = words(attention().top(3, by="example"))
-    assert text.startswith("top examples by score in 2 (query 0 of 3) rank score example visits")
+    assert text.startswith("top examples by score in layer 2 (query 0 of 3) rank score example visits")
 
 
 def test_bottom_is_not_called_top():
@@ -65,7 +65,7 @@ def test_bottom_is_not_called_top():
 def test_totals_print_each_group_and_name_the_sum():
     totals = attention().totals("source")
     text = words(totals)
-    assert text.startswith("total score by source in 2 (query 0 of 3) source total score slots")
+    assert text.startswith("total score by source in layer 2 (query 0 of 3) source total score slots")
     for name in ("mnist", "fashion", "kanji", "–"):
         assert name in text, "slots without a value are shown as –"
     assert "total |score|" in str(attention().totals("source", absolute=True))

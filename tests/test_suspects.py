@@ -115,7 +115,7 @@ def test_what_cannot_be_told_is_refused_in_a_sentence(tmp_path: Path):
     with sl.record(model, optimizer, tmp_path / "a.memory"):
         model(torch.randn(2, 3)).sum().backward()
         optimizer.step()
-    with pytest.raises(sl.SettingError, match=r"recorder\.batch"):
+    with pytest.raises(sl.UnknownNameError, match=r"recorder\.batch"):
         sl.open(tmp_path / "a.memory").suspects()
     with pytest.raises(sl.SettingError, match="at least one"):
         mlp().memory.suspects(0)

@@ -18,7 +18,7 @@ def _quietly(torture: Callable[..., Any], folder: Path, count: int) -> Any:
     return torture(folder, count)
 
 
-@pytest.mark.parametrize(("torture", "count"), [(kills, 8), (corruptions, 60), (disks, 8), (forks, 4)])
+@pytest.mark.parametrize(("torture", "count"), [(kills, 8), (corruptions, 40), (disks, 8), (forks, 4)])
 def test_a_memory_survives_torture(tmp_path, torture, count):
     outcomes = elsewhere(_quietly, torture, tmp_path, count)
     assert sum(outcomes.values()) >= count

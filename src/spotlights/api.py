@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.dual import dual_model, primal_model
+from spotlights.dual import dual_model
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.info import LayerInfo, MemoryInfo, layer_infos
 from spotlights.memory.blocks import Everything, Selection, as_of, meeting
@@ -35,6 +35,7 @@ from spotlights.query.forecast import Retrain, calibrate
 from spotlights.query.forward import ForwardPass, Target, answer, what_differs
 from spotlights.query.history import AskedNetwork
 from spotlights.query.masks import Masks
+from spotlights.query.primal import primal_model
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.weights import view_parameters
@@ -237,8 +238,7 @@ class Memory:
     def visits(self, example: int, *, layer: str | None = None) -> ExampleVisits:
         """When training visited an example, and what is known of it."""
         recorded = self._layer(layer)
-        if "example" not in self.columns:
-            raise UnknownNameError("This memory knows no examples: it was recorded without recorder.batch(example=…).")
+        self.view.reader.need_examples()
         groups = grouping(self.view, recorded, "example")
         ids = groups.labels
         if example not in ids:
@@ -286,8 +286,7 @@ class Memory:
 
     def __invert__(self) -> Memory:
         view = self.view
-        every = as_of(view.reader, Everything(), view.until)
-        return Memory(replace(view, selection=every & ~view.selection))
+        return Memory(replace(view, selection=view.all_slots & ~view.selection))
 
     def as_of(self, step: int) -> Memory:
         """The network as it was after `step` optimizer steps; `as_of(0)` is the initial one."""
@@ -359,10 +358,10 @@ class Memory:
             keep: for a series of questions to a Ray cluster: actors keep what they have read, and the cluster's CPUs,
                 until this process ends.
         """
-        made = _engine(engine, keep=keep)
+        runner = _engine(engine, keep=keep)
         if self._recomputation is not None and "view" not in self.__dict__:
-            return Memory(replace(self._known, engine=made), self._recomputation)
-        return Memory(replace(self.view, engine=made))
+            return Memory(replace(self._known, engine=runner), self._recomputation)
+        return Memory(replace(self.view, engine=runner))
 
     def copy(self, path: str | Path, *, overwrite: bool = False) -> Memory:
         """Copies the whole memory to another directory or bucket, and opens the copy; `verify` checks it.

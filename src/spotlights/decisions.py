@@ -26,7 +26,7 @@ class Decisions:
         """Reads what the explorer exported, as JSON or CSV."""
         try:
             if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for a writer
-                raise OSError("it is no file")
+                raise OSError("it is not a file")
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise SettingError(f"Cannot read decisions from {path}: {error}.") from None
@@ -64,5 +64,5 @@ def _whole_number(value: Any) -> int:
     """A number of 64 bits; not 1.5 or True, which `int` would take as 1."""
     number = int(value) if type(value) in (int, str) else None
     if number is None or not -(2**63) <= number < 2**63:
-        raise ValueError(f"{str(value)[:40]} is no whole number of 64 bits")
+        raise ValueError(f"{str(value)[:40]} is not a whole number of 64 bits")
     return number

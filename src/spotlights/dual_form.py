@@ -46,8 +46,6 @@ def outer_sum(
     errors: Float[Tensor, "rows out_features"] | SparseRows,
     keys: Float[Tensor, "rows in_features"] | SparseRows,
     groups: int,
-    *,
-    out: Tensor | None = None,
 ) -> Float[Tensor, "out_features in_group"]:
     """`Σ δ ⊗ k` over rows, each share of the errors with its share of the keys."""
     if isinstance(errors, SparseRows):
@@ -55,13 +53,11 @@ def outer_sum(
     if isinstance(keys, SparseRows):
         return keys.weighted_sum(errors.T)
     if groups == 1:
-        return torch.mm(errors.T, keys, out=out)
+        return errors.T @ keys
     if groups == errors.shape[1] == keys.shape[1]:
-        total = (errors * keys).sum(dim=0)[:, None]
-    else:
-        of_errors, of_keys = (rows.reshape(len(rows), groups, -1).transpose(0, 1) for rows in (errors, keys))
-        total = (of_errors.mT @ of_keys).flatten(0, 1)
-    return total if out is None else out.copy_(total)
+        return (errors * keys).sum(dim=0)[:, None]
+    of_errors, of_keys = (rows.reshape(len(rows), groups, -1).transpose(0, 1) for rows in (errors, keys))
+    return (of_errors.mT @ of_keys).flatten(0, 1)
 
 
 Factor = float | Tensor

@@ -98,7 +98,6 @@ class MemoryInfo(Printable):
         """The same as plain data."""
         reader = self._view.reader
         manifest, without = reader.manifest, _without_slots(reader)
-        covered = manifest.covered_numbers
         known = self._has_rules and manifest.errors and manifest.sample is None and not manifest.observed
         checked = reader.layers if known and manifest.recipe is None else ()
         gaps = [name for name in checked if has_gaps(reader, name, reader.steps)]
@@ -121,7 +120,7 @@ class MemoryInfo(Printable):
             "not exact in": gaps,
             "columns": {name: entry.kind for name, entry in manifest.columns.items()},
             "not recorded": [*manifest.uncovered, *without],
-            "recorded parameters": None if covered is None else covered - sum(without.values()),
+            "recorded parameters": manifest.covered_numbers - sum(without.values()),
             "trained parameters": manifest.trained_numbers,
             "parameters": {n: _state(e, n in without) for n, e in manifest.parameters.items()},
             "layers": {name: vars(info) for name, info in layer_infos(reader).items()},
@@ -173,8 +172,6 @@ class MemoryInfo(Printable):
             share = 1000 * covered // trained / 10  # rounded down: 100 % only if it is all
             note += f"\nrecorded: {share:g} % of {trained:,} trained parameters"
         lines = [f"{name}: {state}" for name, state in known["parameters"].items() if state != "recorded"]
-        if known["not recorded"] and not lines:  # memories of earlier versions name no reasons
-            note += f"\nnot recorded: {', '.join(known['not recorded'])}"
         note += "".join(f"\n{line}" for line in lines[:_PARAMETERS_SHOWN])
         if len(lines) > _PARAMETERS_SHOWN:
             note += f"\n… and {len(lines) - _PARAMETERS_SHOWN} more (memory.info.as_dict()['parameters'])"

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
@@ -188,7 +187,7 @@ def _damaged(view: View) -> list[str]:
 
 
 def _replayed(view: View, optimizer: MakeOptimizer | None) -> dict[str, dict[str, Tensor]]:
-    if view.selection != as_of(view.reader, Everything(), view.until):
+    if not view.is_whole:
         raise UnsupportedError(
             f"{view.reader.address} was trained with {view.reader.manifest.optimizer}, which has no exact update "
             "rule: only the whole memory can be verified, not a part of it."

@@ -30,7 +30,7 @@ CONTEXT = {"character": 80, "word": 25}
 
 
 def subject_of(path: str | Path) -> sl.Subject | None:
-    """The subject of a run's folder, or of the memory inside one; None if this is no run of ours."""
+    """The subject of a run's folder, or of the memory inside one; None if this is not such a run."""
     path = Path(path)
     for folder in (path, path.absolute().parent):
         for file in (demo.MARK, running.RUN, running.STARTED):
@@ -43,7 +43,7 @@ def subject_of(path: str | Path) -> sl.Subject | None:
 
 
 def _experiment(file: Path) -> Any:
-    """The experiment that a run's file names; None if this is no such file."""
+    """The experiment that a run's file names; None if it is not such a file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))["experiment"]
     except (OSError, ValueError, KeyError, TypeError):

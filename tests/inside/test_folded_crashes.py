@@ -188,7 +188,7 @@ def _kill_at_call(path: Path, start: int, call: int) -> None:
 
 
 def test_a_folded_run_killed_at_random_moments_is_readable_and_resumable(tmp_path, full):
-    """20 × kill -9. Each next process goes on from the newest snapshot, or from the checkpoint before it."""
+    """10 × kill -9. Each next process goes on from the newest snapshot, or from the checkpoint before it."""
     chance = random.Random(5)
     path, start, seen = tmp_path / "run.memory", 0, []
     context = processes()

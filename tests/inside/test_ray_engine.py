@@ -28,6 +28,7 @@ class StandIn:
 
     def __init__(self, cpus: int) -> None:
         self.cpus, self.made, self.cancelled, self.in_task = cpus, [], [], 0
+        self.strategies: dict[str, str] = {}
         self.initialized_with: str | None = "nothing"
 
     def is_initialized(self) -> bool:
@@ -47,6 +48,8 @@ class StandIn:
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
         def remote(what: Any) -> Any:
+            self.strategies[what.__name__] = options.get("scheduling_strategy", "DEFAULT")
+
             def later(function: Callable[..., Any]) -> Any:
                 return SimpleNamespace(remote=lambda *args: Later(self, function, *args))
 
@@ -114,6 +117,8 @@ def test_every_question_has_the_answer_of_the_threads_and_is_answered_by_tasks_a
     assert_close(everything(sl.open(tmp_path / "run").on("ray", keep=keep), model), expected)
     assert ray.initialized_with is None
     assert len(ray.made) == int(keep)
+    scans = ray.strategies["_Actor" if keep else "_run_share"]
+    assert scans == "SPREAD", "Ray would keep tasks of more than half a second on the asking node"
     assert not ray.cancelled
 
 
@@ -172,3 +177,14 @@ def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ray_engine, "SMALL", 0)
     with pytest.raises(sl.SettingError, match=r"pip install 'spotlights\[ray\]'"):
         sl.open(tmp_path / "run").on("ray").attend(network(), examples()[0][:1])["2"].top(1)
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, ray: StandIn, monkeypatch: pytest.MonkeyPatch):
+    def init(address: str | None, **options: Any) -> None:
+        raise ConnectionError("nobody is there")
+
+    model = record(tmp_path / "run")
+    monkeypatch.setattr(ray, "init", init)
+    attention = sl.open(tmp_path / "run").on("ray://host:1").attend(model, examples()[0][:1])["2"]
+    with pytest.raises(sl.SettingError, match="No Ray cluster answers at ray://host:1: nobody is there"):
+        attention.top(1)

@@ -292,12 +292,12 @@ class TestErrorSums(ReducerContract):
         return reducer.sums, reducer.sizes, reducer.counts, reducer.agreed, reducer.last, torch.tensor(reducer.largest)
 
 
-class TestStepRows(ReducerContract):
+class TestCountByStep(ReducerContract):
     def make(self) -> Reducer:
-        return suspects.StepRowsReducer(len(attention("2").view.reader.log("2").factor["weight"]))
+        return reducers.CountReducer(grouping("2", "step"))
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (reducer.rows,)
+        return (reducer.counts,)
 
 
 class TestVisits(ReducerContract):
@@ -331,7 +331,7 @@ class TestCount(ReducerContract):
         return reducers.CountReducer()
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (torch.tensor(reducer.count),)
+        return (reducer.counts,)
 
 
 def visit_numbers(layer: str) -> VisitNumbers:

@@ -116,7 +116,7 @@ def test_the_next_demo_replaces_the_last(tmp_path: Path):
 
 def test_what_is_not_a_demo_is_never_overwritten(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(sl.MemoryExistsError, match="something else than a demo"):
+    with pytest.raises(sl.MemoryExistsError, match="something other than a demo"):
         run(settings(tmp_path))
     (tmp_path / demo.MARK).write_text(json.dumps({"experiment": "mnist-single"}))
     with pytest.raises(sl.MemoryExistsError):

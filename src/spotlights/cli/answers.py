@@ -35,7 +35,7 @@ def print_answer(
         raise SettingError("--shard 3/20 and --out FILE belong together.")
     if shard is not None:
         if table is not None:
-            raise SettingError("A share of the memory is no answer yet: give --table to spotlights merge.")
+            raise SettingError("The answer for a share of the memory is incomplete: give --table to spotlights merge.")
         number, _, count = shard.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
             raise SettingError(f'--shard {shard}: write "3/20" for the third of 20 shares.')
@@ -60,12 +60,12 @@ def _pictures(asked: Any, result: Any) -> list[Any]:
 
     from spotlights.cli.thumbnails import can_show, strips
     from spotlights.results import Top
-    from spotlights.results.tables import FEW
+    from spotlights.results.tables import first_rows
 
     console = Console()
     if not can_show(console) or not isinstance(result, Top):
         return []
-    rows = list(result.rows(0))[:FEW]
+    rows = first_rows(list(result.rows(0)))
     examples = list(dict.fromkeys(row["example"] for row in rows if row.get("example") is not None))
     subject, (kind, _, number) = asked.query.subject, asked.query.name.partition(":")
     place = subject.inputs.place(int(number)) if kind == "test" else None
@@ -108,9 +108,13 @@ def compared(answers: dict[str, Any]) -> list[dict[str, Any]]:
 
 def compared_table(rows: list[dict[str, Any]], answers: dict[str, Any], layers: Sequence[str] | None) -> Any:
     """The rows for people; `layers` are those in which slots are left out, None for all."""
-    from spotlights.results import build
+    from spotlights.results import build, layer_named
 
     title = f"the network says {answers['with']['said_name']}; without these: {answers['without']['said_name']}"
-    where = "all layers" if layers is None else f"{', '.join(layers)}; other layers as they are (--layers)"
+    where = (
+        "all layers"
+        if layers is None
+        else f"{', '.join(map(layer_named, layers))}; other layers as they are (--layers)"
+    )
     columns = ["output", "with", "without", "change"]
     return build(title, columns, [list(row.values()) for row in rows], f"left out in {where}")

@@ -31,7 +31,7 @@ from spotlights.selections import id_range, read_selections, where_any
 
 
 @app.command(epilog="Example:  [bold]spotlights info runs/demo/demo.memory[/]")
-def info(memory: options.Memory, subject: options.Subject = None, as_json: AsJson = False) -> None:
+def info(memory: options.Memory, subject: options.NamedSubject = None, as_json: AsJson = False) -> None:
     """Say what a memory holds; with a subject, also which inputs can be asked about."""
     known = sl.open(memory_path(memory)).info
     inputs = None if subject is None else load_subject(subject).inputs
@@ -65,7 +65,7 @@ def copy(
 
 @app.command(epilog="Example:  [bold]spotlights verify runs/demo/demo.memory && echo exact[/]")
 def verify(
-    memory: options.Memory, subject: options.Subject = None, engine: options.Engine = None, as_json: AsJson = False
+    memory: options.Memory, subject: options.NamedSubject = None, engine: options.Engine = None, as_json: AsJson = False
 ) -> None:
     """Check that a memory is whole and equals the network it recorded; exit code 1 if not.
 
@@ -151,8 +151,8 @@ def forget(
                 f"{network} is there, and {record} is not: it may be another network. Choose another --out."
             )
         rewound = opened.rewind(model, without=without)
-    with progress_bar(f"Training {rewound.to_train:,} steps again") as told:
-        rewound.train(clip=clip, progress=told)
+    with progress_bar(f"Training {rewound.to_train:,} steps again") as progress:
+        rewound.train(clip=clip, progress=progress)
     record.unlink(missing_ok=True)  # that of another network
     write_whole(network, save({name: tensor.clone() for name, tensor in model.state_dict().items()}))
     rewound.save(record)

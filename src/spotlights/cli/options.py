@@ -174,6 +174,10 @@ Subject = Annotated[
         'or subject = "FILE.py:NAME" in ./spotlights.toml.',
     ),
 ]
+NamedSubject = Annotated[
+    str | None,
+    optional("--subject", help="The sl.Subject with the network and the inputs: FILE.py:NAME or module:name."),
+]
 Query = Annotated[
     str,
     typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID or text:PROMPT, if the subject can."),

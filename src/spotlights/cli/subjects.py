@@ -43,7 +43,7 @@ def find_subject(path: Path, named: str | None) -> sl.Subject:
     """The subject of a memory; if there is none, an error that shows what to write."""
     subject = known_subject(path, named)
     if subject is None:
-        sl.open(path)  # says what is wrong if this is no memory
+        sl.open(path)  # says what is wrong if this is not a memory
         raise SettingError(_ADVICE.format(path=path))
     return subject
 

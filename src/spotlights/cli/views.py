@@ -32,7 +32,7 @@ def show_map(
 ) -> None:
     """Show where a layer puts the training examples and an input; --table writes all of them."""
     from spotlights.explorer import maps
-    from spotlights.results import build
+    from spotlights.results import build, layer_named
 
     with waiting("Finding two directions"):
         explorer, asked, wanted = _ask(find_subject(memory, subject), query, layer, measure, target)
@@ -41,7 +41,7 @@ def show_map(
     rows.sort(key=lambda row: -abs(row["value"]))
     if as_json:
         return print_json({**facts, "points": len(rows), "rows": rows[:k]})
-    title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {wanted.layer}"
+    title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {layer_named(wanted.layer)}"
     note = f"the {min(k, len(rows))} of {len(rows):,} training examples with the largest {measure}"
     print_result(build(title, list(rows[0]), [list(row.values()) for row in rows[:k]], note))
 
@@ -62,15 +62,16 @@ def compare(
 ) -> None:
     """Compare what an answer is made of in two memories."""
     from spotlights.explorer.spotlight import spotlight
-    from spotlights.results import build
+    from spotlights.results import build, layer_named
 
     with waiting("Asking both memories"):
         first = find_subject(memory, subject)
         explorer, asked, wanted = _ask(first, query, layer, measure, target)
         there, asked_there, _ = _ask(other_subject(first, other, subject), query, wanted.layer, measure, wanted.target)
         one, two = spotlight(explorer, asked, wanted), spotlight(there, asked_there, wanted)
-        said = [each.answer(of)["said_name"] for each, of in ((explorer, asked), (there, asked_there))]
-    sums = [_sum(each, by or next(iter(one["totals"]), "")) for each in (one, two)]
+        said = [explorer.answer(asked)["said_name"], there.answer(asked_there)["said_name"]]
+    column = by or next(iter(one["totals"]), "")
+    sums = [_sum(one, column), _sum(two, column)]
     names = list(dict.fromkeys([*sums[0], *sums[1]]))
     rows = [{"part": name, "here": sums[0].get(name), "there": sums[1].get(name)} for name in names]
     write_table(rows, table)
@@ -78,7 +79,8 @@ def compare(
         return print_json({"query": asked.name, "here": one, "there": two, "rows": rows})
     same = len({row.get("example") for row in one["top"]} & {row.get("example") for row in two["top"]})
     title = f"{asked.name}: the network says {said[0]}; the other, {said[1]}"
-    note = f"{measure} in {wanted.layer}; of the {len(one['top'])} largest examples, {same} are the same in both"
+    where, count = layer_named(wanted.layer), len(one["top"])
+    note = f"{measure} in {where}; of the {count} largest examples, {same} are the same in both"
     print_result(build(title, ["part", "here", "there"], [list(row.values()) for row in rows], note))
 
 
@@ -96,12 +98,12 @@ def _ask(subject: Any, query: str, layer: str | None, measure: str, target: str 
     return explorer, asked, Wanted(layer, kind.name, target)
 
 
-def _sum(found: dict[str, Any], column: str) -> dict[str, float]:
+def _sum(answer: dict[str, Any], column: str) -> dict[str, float]:
     """The rows of the waterfall, by name; without the initial weights where they are not part of a sum."""
-    if column not in found["totals"]:
-        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(found['totals'])}.")
-    parts = {f"{column} {row['value']}": row["total"] for row in found["totals"][column]}
-    if found["initial"] is None or not (found["exact"] or found["caution"] == "approximate"):
+    if column not in answer["totals"]:
+        raise SettingError(f"No column {column!r} divides the training. There are: {', '.join(answer['totals'])}.")
+    parts = {f"{column} {row['value']}": row["total"] for row in answer["totals"][column]}
+    if answer["initial"] is None or not (answer["exact"] or answer["caution"] == "approximate"):
         return parts
-    rest = found["value"] - found["initial"] - sum(parts.values())
-    return {"initial weights": found["initial"], **parts, "rounding": rest, "logit": found["value"]}
+    rest = answer["value"] - answer["initial"] - sum(parts.values())
+    return {"initial weights": answer["initial"], **parts, "rounding": rest, "logit": answer["value"]}

@@ -15,7 +15,8 @@ from starlette.responses import Response
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.explorer import data, histories, maps
-from spotlights.explorer.explorer import Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import Preparing
 from spotlights.explorer.queries import KINDS, Query, known_layer, read_query, whole_number
 from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
 from spotlights.explorer.tokens import shading
@@ -243,11 +244,11 @@ def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
     """What answers at an address, in one shape of answers and of errors."""
     function, allowed = ADDRESSES[path]
 
-    def found(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         result = function(explorer, Parameters(explorer, request.query_params, allowed, request.path_params))
         return result if isinstance(result, Response) else as_response(result)
 
-    return answering(found)
+    return answering(respond)
 
 
 def answering(answer_to: Callable[[Request], Response]) -> Callable[[Request], Response]:

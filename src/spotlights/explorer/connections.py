@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def _watch(self) -> None:
-        """The clock runs while something has arrived that is no whole request."""
+        """The clock runs while a request has arrived in part."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._arriving = _stopped(self._arriving)
         elif self._arriving is None and not self.transport.is_closing():

@@ -161,7 +161,7 @@ def chances(subject: Subject, network: Callable[[Any], Any]) -> Float[Tensor, "i
 
 
 def predictions(explorer: Explorer) -> tuple[Int64[Tensor, "inputs"], Float[Tensor, "inputs"]] | None:
-    """The network's answer to every test input, and how sure it is; None if it is no classifier."""
+    """The network's answer to every test input, and how sure it is; None if it is not a classifier."""
     return explorer.kept("predictions", lambda: (_predictions(explorer),), 16 * len(explorer.inputs))[0]
 
 

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 import spotlights as sl
 from spotlights import interrupts
 from spotlights.errors import SpotlightsError
+from spotlights.explorer.jobs import BackgroundJob, Preparing
 from spotlights.explorer.queries import Query, mask_of, output_layer, read_query
 
 if TYPE_CHECKING:
@@ -31,17 +33,6 @@ KEPT = 320 << 20
 """Bytes of what was computed lately: values of all slots, and answers."""
 _PATIENT = 0.2
 """Seconds between two looks whether somebody who waits for a scan is still there."""
-PATIENCE = 1.0
-"""Seconds for which an answer waits for what it needs before it is put off."""
-
-
-class Preparing(Exception):  # noqa: N818 (no error, an answer for later)
-    """An answer that needs something which is still being prepared: ask again."""
-
-    def __init__(self, progress: float) -> None:
-        super().__init__(progress)
-        self.progress = progress
-        """0 to 1."""
 
 
 class Kept:
@@ -70,23 +61,6 @@ class Kept:
                 self._bytes -= dropped
 
 
-class Preparation(threading.Thread):
-    """Prepares what influence needs besides the memory, in a thread of its own."""
-
-    def __init__(self, memory: sl.Memory, turn: Callable[[], Turns]) -> None:
-        super().__init__(daemon=True)
-        self._memory, self._turn = memory, turn
-        self.progress = 0.0
-        self.problem: SpotlightsError | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._memory.prepare_influence(turn=self._turn, progress=lambda share: setattr(self, "progress", share))
-        except SpotlightsError as error:
-            self.problem = error
-
-
 @dataclass(eq=False)
 class Opened:
     """A memory as it was when it was opened, and what was computed about it since."""
@@ -104,7 +78,7 @@ class Opened:
     """Why this memory cannot be masked."""
     verification: Mapping[str, Any] | None = None
     """What `memory.verify` gave, once it is there."""
-    influence: Preparation | None = None
+    influence: BackgroundJob[None] | None = None
     """Once somebody has asked for influence."""
     histories: dict[Any, Any] = field(default_factory=dict)
     """The sweep for a history that is under way, or the last one."""
@@ -261,12 +235,11 @@ class Explorer:
         if opened.memory.influence_is_prepared:
             return
         with self.starting:
-            opened.influence = opened.influence or Preparation(opened.memory, lambda: self._turn(opened))
-        opened.influence.join(PATIENCE)
-        if opened.influence.problem is not None:
-            raise opened.influence.problem
-        if opened.influence.is_alive():
-            raise Preparing(opened.influence.progress)
+            opened.influence = opened.influence or BackgroundJob(partial(self._prepare_influence, opened))
+        opened.influence.result()
+
+    def _prepare_influence(self, opened: Opened, progress: Callable[[float], None]) -> None:
+        opened.memory.prepare_influence(turn=lambda: self._turn(opened), progress=progress)
 
     # -- masks ---------------------------------------------------------------------------------
 

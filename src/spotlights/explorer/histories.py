@@ -6,9 +6,9 @@ steps: the number after these steps, without who made it.
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 import spotlights as sl
-from spotlights.errors import SpotlightsError, UnsupportedError
+from spotlights.errors import UnsupportedError
 from spotlights.explorer.data import show_example
-from spotlights.explorer.explorer import PATIENCE, Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import AbandonedError, BackgroundJob, Preparing
 from spotlights.explorer.queries import Query, run
 from spotlights.explorer.spotlight import example_rows
 
 POINTS, AREAS, REBUILT = 300, 100, 50
 """Of the curve, of the areas under it, and of a curve that is made of rebuilt networks, over all of training."""
-FORGOTTEN = 20.0
-"""Seconds after which a history that nobody asks for any more is given up."""
-
-
-class AbandonedError(SpotlightsError):
-    """Nobody waits for this history any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,51 +38,34 @@ class Rebuilt:
     outputs: Float[Tensor, "steps outputs"]
 
 
-class HistoryJob(threading.Thread):
+def _swept(
+    explorer: Explorer, query: Query, numbers: tuple[int, ...], progress: Callable[[float], None]
+) -> sl.History | Rebuilt:
     """One sweep back over all of training."""
+    spot = explorer.attend(query)
+    name = " − ".join(query.output_name(number) for number in numbers)
+    try:
+        return spot.history({name: query.target(spot.output, numbers)}, progress=progress)
+    except UnsupportedError as error:
+        return _networks_rebuilt(explorer, query, str(error), progress)
 
-    def __init__(self, explorer: Explorer, query: Query, numbers: tuple[int, ...]) -> None:
-        super().__init__(daemon=True)
-        self._explorer, self._query, self._numbers = explorer, query, numbers
-        self.progress, self.asked = 0.0, time.monotonic()
-        self.result: sl.History | Rebuilt | None = None
-        self.problem: SpotlightsError | None = None
-        self.start()
 
-    def run(self) -> None:
-        spot = self._explorer.attend(self._query)
-        name = " − ".join(self._query.output_name(number) for number in self._numbers)
-        try:
-            try:
-                target = self._query.target(spot.output, self._numbers)
-                self.result = spot.history({name: target}, progress=self._went)
-            except UnsupportedError as error:
-                self.result = self._rebuild(str(error))
-        except SpotlightsError as error:
-            self.problem = error
-
-    def _rebuild(self, why: str) -> Rebuilt:
-        """The network as of some steps, one after the other."""
-        opened, query = self._explorer.opened, self._query
-        steps = np.unique(np.linspace(0, opened.memory.steps, REBUILT + 1).round().astype(int)).tolist()
-        outputs = []
-        for place, step in enumerate(steps):
-            self._went(place / len(steps))
-            with self._explorer.scanning:
-                network = opened.memory.as_of(step).primal(opened.model)
-            outputs.append(query.outputs(run(network, query.batch)))
-        return Rebuilt(why, steps, torch.stack(outputs))
-
-    def _went(self, share: float) -> None:
-        if time.monotonic() - self.asked > FORGOTTEN:
-            raise AbandonedError("Nobody waits for this history any more.")
-        self.progress = share
+def _networks_rebuilt(explorer: Explorer, query: Query, why: str, progress: Callable[[float], None]) -> Rebuilt:
+    """The outputs of the network as of some steps, one after the other."""
+    opened = explorer.opened
+    steps = np.unique(np.linspace(0, opened.memory.steps, REBUILT + 1).round().astype(int)).tolist()
+    outputs = []
+    for place, step in enumerate(steps):
+        progress(place / len(steps))
+        with explorer.scanning:
+            network = opened.memory.as_of(step).primal(opened.model)
+        outputs.append(query.outputs(run(network, query.batch)))
+    return Rebuilt(why, steps, torch.stack(outputs))
 
 
 def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[sl.History | Rebuilt, tuple[int, ...]]:
     """The history of an output, or of the difference of two; raises `Preparing` while it is computed."""
-    spot = explorer.attend(query)
-    numbers = query.output_numbers(spot.output, wanted)
+    numbers = query.output_numbers(explorer.attend(query).output, wanted)
     key = "history", query.name, query.position, numbers
     kept = explorer.opened.kept
     if (history := kept.get(key)) is not None:
@@ -96,19 +74,13 @@ def find_history(explorer: Explorer, query: Query, wanted: str | None) -> tuple[
         jobs = explorer.opened.histories
         job = jobs.get(key)
         if job is None or isinstance(job.problem, AbandonedError):
-            running = next((job for job in jobs.values() if job.is_alive()), None)
-            if running is not None:  # one at a time: a sweep takes all cores
+            if any(other.is_alive() for other in jobs.values()):  # one at a time: a sweep takes all cores
                 raise Preparing(0.0)
             jobs.clear()
-            job = jobs[key] = HistoryJob(explorer, query, numbers)
-    job.asked = time.monotonic()
-    job.join(PATIENCE)
-    if job.problem is not None:
-        raise job.problem
-    if job.result is None:
-        raise Preparing(job.progress)
-    kept.put(key, job.result, 64 << 20)
-    return job.result, numbers
+            job = jobs[key] = BackgroundJob(partial(_swept, explorer, query, numbers), needs_interest=True)
+    history = job.result()
+    kept.put(key, history, 64 << 20)
+    return history, numbers
 
 
 def described(explorer: Explorer, query: Query, wanted: str | None, per: str | None) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import importlib
 import importlib.util
-import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import UnsupportedError
-from spotlights.explorer.explorer import PATIENCE, Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import BackgroundJob
 from spotlights.explorer.queries import Query
 from spotlights.explorer.spotlight import Wanted, values_of
 
@@ -41,7 +43,7 @@ class KeyMap:
     reduced: Float[Tensor, "points reduced"]
     places: Float[Tensor, "points 2"]
     explained: float | None
-    """The share of the keys' variance that the two directions have; None where the places are no projection."""
+    """The share of the keys' variance that the two directions have; None where the places are not a projection."""
 
     def place(self, query: Float[Tensor, "in_features"]) -> list[float]:
         """Where a query lies: projected as the keys are, or between the keys that are nearest to it."""
@@ -88,28 +90,19 @@ def _places(explorer: Explorer, layer: str, count: int) -> KeyMap:
 # -- UMAP -------------------------------------------------------------------------------------
 
 
-class Neighbours(threading.Thread):
-    """Places for points, found by UMAP in a thread of its own: for 60,000 of them it takes a minute or two."""
-
-    def __init__(self, projected: KeyMap) -> None:
-        super().__init__(daemon=True)
-        self._projected = projected
-        self.places: Float[Tensor, "points 2"] | None = None
-        self.problem: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        points = self._projected.reduced.numpy()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of its own settings and dependencies
-                umap = importlib.import_module("umap")
-                reducer = umap.UMAP(
-                    n_neighbors=min(NEIGHBOURS, len(points) - 1), init=points[:, :2], random_state=0, n_jobs=1
-                )
-                self.places = torch.as_tensor(np.asarray(reducer.fit_transform(points))).float()
-        except Exception as error:
-            self.problem = error
+def _neighbours_first(projected: KeyMap, progress: Callable[[float], None]) -> Float[Tensor, "points 2"]:
+    """Places found by UMAP; for 60,000 points that takes a minute or two."""
+    points = projected.reduced.numpy()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own settings and dependencies
+            umap = importlib.import_module("umap")
+            reducer = umap.UMAP(
+                n_neighbors=min(NEIGHBOURS, len(points) - 1), init=points[:, :2], random_state=0, n_jobs=1
+            )
+            return torch.as_tensor(np.asarray(reducer.fit_transform(points))).float()
+    except Exception as error:
+        raise UnsupportedError(f"UMAP failed: {error}") from error
 
 
 def _neighbours(explorer: Explorer, layer: str, projected: KeyMap) -> KeyMap:
@@ -118,14 +111,10 @@ def _neighbours(explorer: Explorer, layer: str, projected: KeyMap) -> KeyMap:
         raise UnsupportedError("A map by UMAP needs umap-learn: pip install 'spotlights[umap]'.")
     if len(projected.examples) <= NEAREST:
         raise UnsupportedError(f"UMAP looks at neighbours; there are {len(projected.examples)} examples.")
-    job = explorer.kept(("neighbours", layer), lambda: Neighbours(projected), 3 * projected.places.nbytes)
-    job.join(PATIENCE)
-    if job.problem is not None:
-        raise UnsupportedError(f"UMAP failed: {job.problem}")
-    if job.places is None:
-        raise Preparing(0.0)
+    key, size = ("neighbours", layer), 3 * projected.places.nbytes
+    places = explorer.kept(key, lambda: BackgroundJob(partial(_neighbours_first, projected)), size).result()
     keys = projected.examples, projected.slots, projected.mean, projected.directions, projected.reduced
-    return KeyMap(*keys, job.places, None)
+    return KeyMap(*keys, places, None)
 
 
 # -- what the page shows ----------------------------------------------------------------------

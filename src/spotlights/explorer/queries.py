@@ -88,11 +88,11 @@ class Query:
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == 1 and self.subject.target is None:
             return numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[1]}"
 
-        def chosen(output: Any) -> Tensor:
+        def of_outputs(output: Any) -> Tensor:
             outputs = numbers_of(self.subject, output, self)
             return outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
 
-        return chosen
+        return of_outputs
 
     def row(self, rows: int) -> int | None:
         """Which row of a layer is asked about; None for all rows together, as the positions of an image."""
@@ -181,7 +181,7 @@ def _pixels(subject: Subject, name: str, rest: str) -> Query:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, size + 1)
     except (binascii.Error, ValueError, zlib.error):
-        raise SettingError("q=pixels:… holds something else than deflated bytes in base64url.") from None
+        raise SettingError("q=pixels:… is not deflated bytes in base64url.") from None
     if len(data) != size:
         raise SettingError(f"q=pixels:… must hold {drawing.height} × {drawing.width} = {size:,} bytes.")
     image = np.frombuffer(data, np.uint8).reshape(drawing.height, drawing.width).copy()
@@ -205,7 +205,7 @@ def _text(subject: Subject, name: str, rest: str) -> Query:
 
 
 def whole_number(text: str, what: str) -> int:
-    """A number of an address; enormous ones are no ids."""
+    """A number of an address; enormous ones are not ids."""
     if not text.lstrip("-").isascii() or not text.lstrip("-").isdigit() or len(text) > 18:
         raise SettingError(f"{text[:40]!r} is not {what}: a whole number is.")
     return int(text)
@@ -317,7 +317,7 @@ def mask_of(left_out: str, layers: str | None, memory: sl.Memory, answers: str) 
     """The mask of what is left out, such as `label=3,5; step=0-300`, and in which layers: `layers.1,layers.2`.
 
     By default in the layer that answers alone. There a mask takes a part of a sum away and nothing else changes. Hidden
-    layers add up far larger numbers that cancel, and what is left without some of them is no network that ever was.
+    layers add up far larger numbers that cancel, and without some of them the rest is not a network that ever existed.
     """
     selections = read_selections(left_out, memory)
     if layers == ALL_LAYERS:

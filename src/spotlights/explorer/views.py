@@ -89,7 +89,7 @@ def pixels(shown: Showable) -> UInt8[np.ndarray, "height width *colours"]:
 
 
 def _row(shown: Showable) -> Mapping[Any, Any] | None:
-    """A row of a table by the names of its columns, or their numbers; None if this is no row."""
+    """A row of a table by the names of its columns, or their numbers; None if this is not a row."""
     if isinstance(shown, Mapping):
         return shown
     if hasattr(shown, "to_dict"):  # a row of pandas

@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl
 
 from spotlights.errors import SettingError, SpotlightsError
 from spotlights.explorer.api import answer
-from spotlights.explorer.explorer import Explorer, Preparing
+from spotlights.explorer.explorer import Explorer
+from spotlights.explorer.jobs import Preparing
 from spotlights.explorer.saved import document, images_of
 
 if TYPE_CHECKING:

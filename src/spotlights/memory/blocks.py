@@ -127,7 +127,7 @@ def _condition(reader: MemoryReader, column: str, wanted: Any) -> Selection:
         if not all(isinstance(item, int | float) for item in items):
             raise SettingError(f'The column "{column}" holds numbers; {shown} cannot be one of them.')
         if kind == "int":
-            items = [item for item in items if float(item).is_integer()]  # 2.5 is no label
+            items = [item for item in items if float(item).is_integer()]  # 2.5 is not a label
         return OneOf(column, tuple(items), shown)
     strings = reader.manifest.columns[column].strings
     for item in items:

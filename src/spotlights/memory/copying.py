@@ -17,7 +17,7 @@ from spotlights.memory.store import Store
 
 
 def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
-    """Copies what is committed at this moment. The manifest of the first process comes last: half a copy is no memory.
+    """Copies what is committed at this moment. The first process's manifest comes last: half a copy is not a memory.
 
     Readers' derived files are not copied. With `overwrite`, all files are read twice: nothing is deleted for a memory
     that is damaged.

@@ -130,7 +130,7 @@ class FileTensors(Mapping[str, Tensor]):
             if fetched is not None and not (fetched.done() and fetched.exception() is not None):
                 return fetched
             load = partial(self._store.load, self._entry.file, span, self._entry.checksum)
-            if not self._store.streams:
+            if not self.is_near(name):
                 fetched = _fetching.submit(load)
             else:
                 fetched = Future()
@@ -141,6 +141,10 @@ class FileTensors(Mapping[str, Tensor]):
             self._fetched[span] = fetched
             self.nbytes += len(span)
         return fetched
+
+    def is_fetched(self, name: str) -> bool:
+        """Whether nobody need begin to read a tensor."""
+        return self._spans.get(name) in self._fetched or name not in self.layout
 
     def __getitem__(self, name: str) -> Tensor:
         place = self.layout[name]
@@ -310,7 +314,7 @@ def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
     if files and not overwrite:
         raise MemoryExistsError(
             f"{store} already holds a memory. Pass resume=True to go on with it, "
-            "overwrite=True to replace it, or choose another path."
+            "overwrite=True (in a command: --overwrite) to replace it, or choose another path."
         )
     release = store.lock()
     if files:  # else leave alone what another process may have begun meanwhile

@@ -124,6 +124,8 @@ class Loaded:
     def tensor(self, segment: Segment, name: str) -> Tensor | None:
         if not segment.store.streams:
             for following in self._following(segment, name):
+                if (kept := self._kept.get(following)) is not None and kept.is_fetched(name):
+                    continue
                 with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody needs what comes next
                     _ahead.submit(self._fetch, following, name)
         return self.of(segment).get(name)

@@ -10,7 +10,7 @@ A step's gradient is explained by the slots of all ranks; `log` adds up the shar
 Readers derive the second moments of each layer's keys and keep them beside the memory, in `moments.safetensors`. The
 file says, by their checksums, which segments it covers. If the memory has grown since, a reader adds what is new; if
 segments were cut or replaced, the file does not count. It holds nothing that the segments do not hold, so a missing,
-foreign or damaged file is no error, and neither is a store that cannot be written to.
+foreign or damaged file is not an error, and neither is a store that cannot be written to.
 """
 
 from __future__ import annotations
@@ -216,6 +216,21 @@ class MemoryReader:
                 "record a training with sl.record."
             )
 
+    def need_errors(self, what: str) -> None:
+        """Refuses a question about errors, where none were recorded."""
+        if not self.manifest.errors:
+            raise UnsupportedError(
+                f"{self.address} was recorded with errors=False: it has keys only. {what} errors; scores, top and "
+                "totals do not."
+            )
+
+    def need_examples(self) -> None:
+        """Refuses a question about examples, where nobody named them."""
+        if "example" not in self.manifest.columns:
+            raise UnknownNameError(
+                f"{self.address} does not say which example a slot belongs to. Record with recorder.batch(example=ids)."
+            )
+
     def need_slots(self) -> None:
         """Refuses a question about slots that a recipe does not keep."""
         if self.manifest.recipe is not None:
@@ -337,12 +352,10 @@ class MemoryReader:
         """Running statistics of normalisations by name: a row before the first step, and one after every step."""
         statistics = {}
         for name in (n.removeprefix(names.STATISTICS) for n in self.initial if n.startswith(names.STATISTICS)):
-            logged = [s.tensor(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
-            rows = [of_segment for of_segment in logged if of_segment is not None]
+            rows = [s.required(names.LOG + names.STATISTICS + name) for s in self.segments if s.manifest.rank == 0]
             if any(of_segment.shape[1:] != self.initial[names.STATISTICS + name].shape for of_segment in rows):
                 raise MemoryFormatError(f"The statistics {name!r} in {self.address} change their shape.")
-            if len(rows) == len(logged):  # a memory that an older version began has none of its first steps
-                statistics[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
+            statistics[name] = torch.cat([self.initial[names.STATISTICS + name][None], *rows])[: self.steps + 1]
         return statistics
 
     @property

@@ -76,8 +76,7 @@ class UpdateRule(ABC):
     """What to say about that error."""
 
     def __init_subclass__(cls) -> None:
-        # Memories of earlier versions may lack the last fields.
-        cls._row = namedtuple("_row", cls.fields, defaults=[0.0] * len(cls.fields))  # type: ignore[misc]
+        cls._row = namedtuple("_row", cls.fields)  # type: ignore[misc]
         reads = {**_READS, **cls.reads}
         cls._reads = [(name, reads.get(name)) for name in cls.fields]
         cls._active = cls.fields.index("active")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from spotlights.errors import SpotlightsError
-from spotlights.memory.blocks import Everything, as_of
 from spotlights.memory.format.names import MOVED, moved_steps, probed_entries
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import NOT_EXPLAINED, unexplained_steps
@@ -118,7 +117,7 @@ def missing(view: View, layer: str) -> Missing | None:
     gaps = _gaps(reader, layer, until)
     if reader.manifest.sample is not None or reader.manifest.fold is not None:
         return gaps
-    whole = replace(view, selection=as_of(reader, Everything(), until))
+    whole = replace(view, selection=view.all_slots)
     try:
         summed = view_parameters(whole, layer)
     except SpotlightsError:  # no update rule, no errors: contributions are refused with their own reason

@@ -132,11 +132,7 @@ def rule_of(reader: MemoryReader) -> UpdateRule:
             f"Scores, top and totals work; contributions, weights and masks need one of: "
             f"{exact_optimizers()}."
         )
-    if not manifest.errors:
-        raise UnsupportedError(
-            f"{reader.address} was recorded with errors=False: it has keys only. Scores, top and totals "
-            "work; contributions, weights, masks and verify need a memory with errors."
-        )
+    reader.need_errors("Contributions, weights, masks and verify are made of")
     return rule
 
 

@@ -315,22 +315,9 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
 
     Layers may know different groups. The first layer of whose slots the view has some says what they have in common.
     """
-    owner = torch.full((len(totals.groups),), -1)
-    number, first_slot = torch.zeros_like(owner), torch.zeros_like(owner)
-    for place, (view, layer) in enumerate(parts):
-        own = new = (owner < 0).nonzero().flatten()
-        if not len(new):
-            break
-        labels = grouping(view, layer, totals.column).labels
-        if labels != totals.groups:
-            known = {label: index for index, label in enumerate(labels)}
-            pairs = [(i, known[totals.groups[i]]) for i in new.tolist() if totals.groups[i] in known]
-            new, own = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
-        first = torch.from_numpy(distinct(view, layer, totals.column)[1])
-        owner[new], number[new], first_slot[new] = place, own, first[own]
     seen = totals.counts.nonzero().flatten()  # a group without slots in the view has no total
-    order = np.lexsort((first_slot[seen].numpy(), owner[seen].numpy()))  # numpy sorts without other threads
-    seen = seen[torch.from_numpy(order)]
+    first = _first_slots(*parts[0], totals)[seen].numpy()
+    seen = seen[torch.from_numpy(first.argsort(kind="stable"))]  # numpy sorts without other threads
     sums = totals.values[:, seen] if largest else -totals.values[:, seen]
     kept = largest_first_in_order(sums, min(k, len(seen)))
     values, order = sums.gather(1, kept).sort(dim=1, descending=True, stable=True)
@@ -342,23 +329,18 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
     ]
     shared: dict[str, list[Label]] = {name: [None] * len(flat) for name in names}
     left = torch.arange(len(flat))
-    for place, (view, layer) in enumerate(parts):
+    for view, layer in parts:
         groups = grouping(view, layer, totals.column)
-        known = {label: index for index, label in enumerate(groups.labels)} if place else {}
-        numbers = torch.tensor(
-            [
-                int(number[flat[row]]) if owner[flat[row]] == place else known.get(totals.groups[flat[row]], -1)
-                for row in left.tolist()
-            ],
-            dtype=torch.int64,
-        )
+        numbers = flat[left]
+        if groups.labels != totals.groups:
+            known = {label: number for number, label in enumerate(groups.labels)}
+            numbers = torch.tensor([known.get(totals.groups[i], -1) for i in numbers.tolist()], dtype=torch.int64)
         rows, numbers, left = left[numbers >= 0], numbers[numbers >= 0], left[numbers < 0]
+        if not len(rows):
+            continue
+        visits = Visits(view, layer, groups, numbers, names)
+        left, rows = torch.cat([left, rows[~visits.present]]), rows[visits.present]
         if len(rows):
-            visits = Visits(view, layer, groups, numbers, names)
-            left = torch.cat([left, rows[~visits.present]])
-            rows = rows[visits.present]
-            if not len(rows):
-                continue
             slots[rows] = visits.first_slots
             for name in names:
                 for row, value in zip(rows.tolist(), visits.agreed(name), strict=True):
@@ -384,6 +366,15 @@ def top_groups(parts: Sequence[tuple[View, LayerReader]], totals: Totals, k: int
         largest,
         None if totals.standard_errors is None else totals.standard_errors.gather(1, where)[:, None],
     )
+
+
+def _first_slots(view: View, layer: LayerReader, totals: Totals) -> Int64[Tensor, "groups"]:
+    """The first slot of each group in a layer; groups that the layer does not know come last."""
+    labels, first = grouping(view, layer, totals.column).labels, distinct(view, layer, totals.column)[1]
+    if labels == totals.groups:
+        return torch.from_numpy(first)
+    slots = dict(zip(labels, first.tolist(), strict=True))
+    return torch.tensor([slots.get(group, layer.slots) for group in totals.groups], dtype=torch.int64)
 
 
 def join_tops(tops: Sequence[Top], k: int, by: str) -> Top:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from spotlights.dual_form import Factor, Side, act, act_transposed, linear_map, outer_sum
 from spotlights.memory.blocks import Block
 from spotlights.memory.layer_reader import LayerReader, StoredRows
-from spotlights.sparse_rows import Numbers, SparseRows, columns_of, dense, products, scaled_rows, weighted_sum
+from spotlights.sparse_rows import SparseRows, columns_of, dense, products, scaled_rows, weighted_sum
 
 _INPUTS_BYTES = 64 << 20
 _FEW = 0.8
@@ -467,59 +467,6 @@ def error_sums(block: Block) -> tuple[Float[Tensor, "out_features"], Float[Tenso
         sums[0] += weighted_sum(ones, errors.rows)[0]
         sums[1] += weighted_sum(ones.abs(), errors.rows.abs())[0]
     return sums[0], sums[1]
-
-
-@dataclass(frozen=True)
-class Magnitudes:
-    """What bounds `Σ |δ|⊗|k|` and `Σ |δ|` over some slots: the products `|δ_i||k_j|` of norms, and `√slots |δ_i|`."""
-
-    slots: int
-    units: Float[Tensor, "out_features"]
-    """Norms `|δ_i|` over the slots."""
-    features: Float[Tensor, "in_features"]
-    """Norms `|k_j|`."""
-    matrix: Float[Tensor, "out_features in_group"] | None
-    """The first sum itself, where each unit has keys of its own."""
-
-
-def magnitudes(block: Block) -> Magnitudes:
-    entry, dtype = block.layer.entry, block.layer.storage.compute_dtype
-    matrix = torch.zeros(entry.matrix_shape, dtype=dtype) if entry.groups > 1 else None
-    features, units = torch.zeros(entry.in_features, dtype=dtype), torch.zeros(entry.out_features, dtype=dtype)
-    slots = 0
-    for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        k, d = keys.scaled, errors.scaled
-        slots += len(d)
-        units = torch.hypot(units, _column_norms(d))
-        if matrix is not None:
-            matrix += outer_sum(d.abs(), k.abs(), entry.groups)
-        else:
-            features = torch.hypot(features, _column_norms(k))
-    return Magnitudes(slots, units, features, matrix)
-
-
-def _column_norms(rows: Numbers) -> Float[Tensor, "features"]:
-    if isinstance(rows, SparseRows):
-        amounts = rows.amounts.square()
-        return replace(rows, amounts=amounts).weighted_sum(amounts.new_ones(1, len(rows)))[0].sqrt()
-    return torch.linalg.vector_norm(rows, dim=0)
-
-
-def magnitudes_at(
-    block: Block, units: Int64[Tensor, "entries"], features: Int64[Tensor, "entries"] | None
-) -> Float[Tensor, "entries"]:
-    """Single entries of `Σ |δ|⊗|k|`, of a layer without channel groups; without features, of `Σ |δ|`."""
-    total = torch.zeros(len(units), dtype=block.layer.storage.compute_dtype)
-    for keys, errors in zip(block.keys(), block.errors(), strict=True):
-        k, d = keys.scaled, errors.scaled
-        few = len(units) * len(d) <= d.shape[1] * k.shape[1] * 8
-        if features is None:
-            total += columns_of(d, units).abs().sum(dim=0)
-        elif few and isinstance(k, Tensor) and isinstance(d, Tensor):
-            total += (d[:, units] * k[:, features]).abs_().sum(dim=0)
-        else:
-            total += outer_sum(d.abs(), k.abs(), 1)[units, features]
-    return total
 
 
 def group_products(

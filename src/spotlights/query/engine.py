@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from spotlights.interrupts import CHECK
-from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, in_blocks
+from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, as_of, in_blocks
 from spotlights.memory.layer_reader import LayerReader, SegmentSlots
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.coefficients import Unrolled, unroll
@@ -230,6 +230,16 @@ class View:
         """What multiplies δ⊗k of each of a layer's slots in its weights, as of the view's step."""
         return self.reader.layers[layer].last("unrolled", self.until, lambda: unroll(self.reader, layer, self.until))
 
+    @property
+    def all_slots(self) -> Selection:
+        """Every slot of the memory as of the view's step, whatever the view selects."""
+        return as_of(self.reader, Everything(), self.until)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the view has every slot as of its step."""
+        return self.selection == self.all_slots
+
     def where(self, selection: Selection) -> View:
         """Those of the view's slots that are selected."""
         return replace(self, selection=self.selection & selection)
@@ -239,7 +249,7 @@ class View:
         if isinstance(self.selection, Everything):
             self.reader.need_slots()
             return self.reader.layer(layer).slots
-        return self.reduce(layer, CountReducer()).count
+        return int(self.reduce(layer, CountReducer()).counts)
 
     @property
     def slots(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spotlights.memory.blocks import Block, Everything, as_of
+from spotlights.memory.blocks import Block
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.engine import View
@@ -174,7 +174,6 @@ class LayerGradients:
         """`by_keys`: to use that keys are stored once, where that is the shorter way."""
         self._view, self._recorded, self._visits = view, recorded, visits
         entry, self._dtype = recorded.entry, recorded.storage.compute_dtype
-        self._all = as_of(view.reader, Everything(), view.until)
         self._bias = bool(set(entry.bias_names) & set(entry.trained))
         self._width = entry.in_features + self._bias
         self._pairs: Tensor | None = None
@@ -197,7 +196,7 @@ class LayerGradients:
         return self._pairs is not None
 
     def _reduce(self, reducer: Any) -> Any:
-        return self._view.reduce(self._recorded.name, reducer, selection=self._all)
+        return self._view.reduce(self._recorded.name, reducer, selection=self._view.all_slots)
 
     def _blocks(self) -> Iterator[tuple[slice, Float[Tensor, "examples gradient"]]]:
         """A for some output units after the other."""

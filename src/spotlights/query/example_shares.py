@@ -58,11 +58,11 @@ class ExampleShares:
         shares = torch.zeros(len(factors), len(block), dtype=torch.float64)
         sums = {layer: torch.zeros(len(factors), dtype=torch.float64) for layer in self._blocks}
         try:
-            for examples, place, found in self._derivatives(move, factors):
+            for examples, place, derivatives in self._derivatives(move, factors):
                 rows = [first.get(example, -1) for example in examples.tolist()]
                 seen = [i for i, row in enumerate(rows) if row >= 0]
-                shares.index_add_(1, torch.tensor([rows[i] for i in seen], dtype=torch.int64), found[:, seen])
-                sums[self._places[place][0]] += found[:, seen].sum(dim=1)
+                shares.index_add_(1, torch.tensor([rows[i] for i in seen], dtype=torch.int64), derivatives[:, seen])
+                sums[self._places[place][0]] += derivatives[:, seen].sum(dim=1)
         except _OneLossForAllError:
             self.carrier, self.reason = None, "recompute= gives one loss for all examples"
         except RuntimeError as error:  # an operation that cannot be differentiated twice
@@ -91,17 +91,17 @@ class ExampleShares:
                 for i, gradient in zip(used, gradients, strict=True):
                     if gradient is not None:
                         raw[i] = raw[i] + gradient.detach()
-                        (found,) = torch.autograd.grad(
+                        (gradient,) = torch.autograd.grad(
                             gradient, v, directions[i], is_grads_batched=True, retain_graph=True
                         )
-                        batches.append((examples, i, (found / len(losses)).double()))
+                        batches.append((examples, i, (gradient / len(losses)).double()))
         factor = {}
         for i in used:  # what clipping did to the gradient
             recorded = gradient_of(self._blocks[self._places[i][0]].block(move.step, move.step + 1))[0].reshape(-1)
             mine = raw[i].reshape(-1).to(recorded)
             factor[i] = float(mine @ recorded) / max(float(mine @ mine), torch.finfo(torch.float64).tiny)
-        for examples, i, found in batches:
-            yield examples, i, found * factor[i]
+        for examples, i, derivatives in batches:
+            yield examples, i, derivatives * factor[i]
 
 
 def _stacked(factors: Sequence[Scaled | None], like: Tensor) -> Float[Tensor, "numbers ..."]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
@@ -483,8 +483,12 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
     """Equal, up to the rounding of the coarser of two types."""
+    return bool(_alike(a, b).all())
+
+
+def _alike(a: Float[Tensor, "entries"], b: Float[Tensor, "*steps entries"]) -> Bool[Tensor, "*steps entries"]:
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    return torch.allclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
+    return torch.isclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
 
 
 def what_differs(
@@ -506,14 +510,28 @@ def what_differs(
     different = [key for key, entries in own.items() if not same(entries, recorded[key])]
     if not different:
         return None
-    for step in range(reader.steps, -1, -1):
-        if all(same(entries, _entries(reader, layer, name, step)[1]) for (layer, name), entries in own.items()):
-            return f"the model differs from the memory: it has the weights of step {step}: use memory.as_of({step})"
+    step = _last_step_with(reader, own)
+    if step is not None:
+        return f"the model differs from the memory: it has the weights of step {step}: use memory.as_of({step})"
     far = max(float((own[key].double() - recorded[key].double()).norm() / own[key].double().norm()) for key in own)
     named = ", ".join(dict.fromkeys(layer for layer, _ in different))
     return (
-        f"the model differs from the memory, whose weights are those after step {until}: by up to {far:.1%} in {named}"
+        f"the model differs from the memory, whose weights are those after step {until}: by up to "
+        f"{f'{far:.1%}' if far > 1e-3 else f'{far:.0e} of their size'} in {named}"
     )
+
+
+def _last_step_with(reader: MemoryReader, own: Mapping[tuple[str, str], Float[Tensor, "entries"]]) -> int | None:
+    """The last step after which the probed entries were these, of all steps of the run."""
+    steps = torch.arange(reader.steps)
+    for (layer, name), entries in own.items():
+        probed = reader.log(layer).probed[name]
+        for at, entry in enumerate(entries):  # the first one leaves few steps for the others
+            steps = steps[_alike(entry, probed[steps, at])] if len(steps) else steps
+    if len(steps):
+        return int(steps[-1]) + 1
+    untrained = all(same(entries, _entries(reader, *key, 0)[1]) for key, entries in own.items())
+    return 0 if untrained else None
 
 
 def _all_entries(reader: MemoryReader, layer: str, step: int) -> dict[str, tuple[slice, Float[Tensor, "entries"]]]:

@@ -116,12 +116,12 @@ class Masks:
     def build(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Adds up the group weights; `turn` is held for each stretch of the pass."""
 
-        def went(share: float) -> None:
+        def report(share: float) -> None:
             self.progress = share
             progress(share)
 
         if self._groups is not None:
-            self._groups.build(turn=turn, progress=went)
+            self._groups.build(turn=turn, progress=report)
 
     def whole(self) -> dict[str, dict[str, Tensor]] | None:
         """The parameters that all slots and the initial weights make up, layer by layer, if they are known."""

@@ -86,7 +86,7 @@ def _hits(measured: LayerMeasured, asked: Sequence[int], k: int, length: int) ->
     examples = [row.get("example") for _, row in rows]
     if any(not isinstance(example, int) or not 0 <= example < length for example in examples):
         raise SettingError(
-            f"The memory has examples that are no positions of this text of {length:,} tokens. Give the text that the "
+            f"The memory has examples that are not positions of this text of {length:,} tokens. Give the text that the "
             "network was trained on, and record with its positions as examples: recorder.batch(example=positions)."
         )
     steps = {} if folded else _steps(measured, [example for example in examples if isinstance(example, int)])

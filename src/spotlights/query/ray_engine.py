@@ -64,8 +64,10 @@ class Ray(Engine):
             merge = actors[0].merge.remote
             leaves = [actors[n % len(actors)].run.remote(asked, known, n, shares) for n in range(shares)]
         else:
-            run, merge = (ray.remote(max_retries=3)(function) for function in (_run_share, _merged))
-            leaves, merge = [run.remote(asked, known, n, shares) for n in range(shares)], merge.remote
+            # Unless told to spread tasks, Ray keeps those that are longer than half a second on the asking node.
+            run = ray.remote(max_retries=3, scheduling_strategy="SPREAD")(_run_share)
+            merge = ray.remote(max_retries=3)(_merged).remote
+            leaves = [run.remote(asked, known, n, shares) for n in range(shares)]
         level = leaves
         while len(level) > _FAN_IN:  # in order, so that sums round in the same way every time
             level = [merge(asked, *level[first : first + _FAN_IN]) for first in range(0, len(level), _FAN_IN)]
@@ -105,7 +107,11 @@ def _connected(address: str | None) -> Any:
     except ImportError:
         raise SettingError("This engine needs Ray: pip install 'spotlights[ray]'.") from None
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+        except (OSError, RuntimeError, ValueError) as error:
+            place = address or "the address that the environment names"
+            raise SettingError(f"No Ray cluster answers at {place}: {error}") from None
     return ray
 
 

@@ -273,15 +273,20 @@ class LastReducer(Reducer):
 
 @dataclass(eq=False)
 class CountReducer(Reducer):
-    """The number of slots."""
+    """The number of slots of each group."""
 
-    adds = ("count",)
+    adds = ("counts",)
+    groups: Grouping | None = None
+    """None: all slots are one group."""
 
     def start(self) -> None:
-        self.count = 0
+        self.counts = torch.zeros(1 if self.groups is None else len(self.groups), dtype=torch.int64)
 
     def update(self, block: Block, values: Any) -> None:
-        self.count += len(block)
+        if self.groups is None:
+            self.counts += len(block)
+        else:
+            self.counts += torch.bincount(self.groups.codes(block), minlength=len(self.counts))
 
 
 @dataclass(eq=False)

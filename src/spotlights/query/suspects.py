@@ -14,18 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.blocks import Block, Everything, OneOf, Selection, as_of
+from spotlights.memory.blocks import Block, OneOf, Selection
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader, StepLog
 from spotlights.query.columns import Grouping, Visits, grouping
 from spotlights.query.distinct_keys import KeysOfSlots
 from spotlights.query.engine import View
-from spotlights.query.reducers import Reducer
+from spotlights.query.reducers import CountReducer, Reducer
 from spotlights.results.answers import Label
 from spotlights.results.suspects import NOTE, Suspects
 from spotlights.sparse_rows import dense
@@ -34,20 +35,6 @@ RIVALS = 3
 """How many of the nearest examples that disagree are named."""
 _KEY_BYTES = 256 << 20
 """What the keys of all examples may take, to find the nearest."""
-
-
-@dataclass(eq=False)
-class StepRowsReducer(Reducer):
-    """The number of slots of each step."""
-
-    adds = ("rows",)
-    steps: int
-
-    def start(self) -> None:
-        self.rows = torch.zeros(self.steps, dtype=torch.int64)
-
-    def update(self, block: Block, values: Any) -> None:
-        self.rows += torch.bincount(block.column("step"), minlength=self.steps)
 
 
 @dataclass(eq=False)
@@ -99,22 +86,15 @@ def find_suspects(view: View, k: int, layer: str | None, *, per_class: bool = Fa
     reader = view.reader
     reader.need_visits("the error of each visit, which suspects are told by", "Ask for scores, top or totals")
     reader.need_all_slots("Suspects are told by the errors of all visits, so they need")
-    if not reader.manifest.errors:
-        raise UnsupportedError(
-            f"{reader.address} was recorded with errors=False: there is nothing to tell suspects by."
-        )
-    if "example" not in reader.manifest.columns:
-        raise SettingError(
-            f"{reader.address} does not say which example a slot belongs to. Record with recorder.batch(example=ids)."
-        )
+    reader.need_errors("Suspects are told by")
+    reader.need_examples()
     name = list(reader.layers)[-1] if layer is None else layer
     recorded = reader.layer(name)
     examples = grouping(view, recorded, "example")
     selection = own_slots(reader, recorded, view.selection)  # those of an embedding have no errors of classes
     per_step = loss_scale(reader.log(name), reader.steps)
-    rows = view.reduce(
-        name, StepRowsReducer(max(reader.steps, 1)), selection=as_of(reader, Everything(), view.until)
-    ).rows
+    steps = Grouping("step", "int", [], np.arange(max(reader.steps, 1)), None)
+    rows = view.reduce(name, CountReducer(steps), selection=view.all_slots).counts
     errors = ErrorSumsReducer(recorded.entry.out_features, examples, per_step, rows)
     errors = view.reduce(name, errors, selection=selection)
     labels = examples.labels

@@ -6,10 +6,8 @@ steps in chunks, from the last chunk to the first. It runs forwards through a ch
 optimizer's state, keeps the chunk's P's, and then runs backwards. Where checkpoints are too far apart for that, the
 sweep runs forwards twice and makes checkpoints of its own.
 
-Some gradients are rounding alone: that of a bias before a batch norm is a sum of errors that cancel. SGD hardly moves
-by them, but a P that divides by their own size makes full steps of them. No example taught such a step. So a step's
-slots get no share of an entry where `|Σ δk|` is no more than the rounding of `Σ |δ||k|`, and where P would amplify that
-rounding. What the step did there is summed up apart (`rounding`).
+Of entries of a step's gradient that are rounding alone (`rounding.py`), the slots get no share. What the step did there
+is summed up apart (`rounding`).
 """
 
 from __future__ import annotations
@@ -29,15 +27,8 @@ from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import rounding_limit
 from spotlights.optimizers import WEIGHTS, State, UpdateRule, rule_of_parameter
-from spotlights.query.contraction import (
-    Magnitudes,
-    StepFactors,
-    WeightFactor,
-    WeightShare,
-    gradient_of,
-    magnitudes,
-    magnitudes_at,
-)
+from spotlights.query.contraction import StepFactors, WeightFactor, WeightShare, gradient_of
+from spotlights.query.rounding import magnitudes, rounded_entries
 from spotlights.sparse_rows import SparseRows
 
 CHUNK_BYTES = 192 << 20
@@ -135,37 +126,7 @@ class ParameterSweep:
             state[rule.moment] = linear.next_moment(P, moment, g)
         return P
 
-    def rounded(
-        self,
-        s: int,
-        P: Float[Tensor, "*entries"],
-        summed: Float[Tensor, "*entries"],
-        most: Float[Tensor, "*entries"],
-        limit: float,
-    ) -> Int64[Tensor, "rounded"]:
-        """Of some entries, counted flat: where a step's sum of slots may be rounding that P makes a step of.
-
-        `most` is what the sum of magnitudes is at most; `limit`: what share of the exact sum is rounding.
-        """
-        small = (summed.abs() < most * limit).view(-1).nonzero().flatten()
-        return small[P.reshape(-1)[small] * most.reshape(-1)[small] >= self._amplified(s, limit)]
-
-    def rounded_units(
-        self,
-        s: int,
-        P: Float[Tensor, "out_features in_group"],
-        units: Float[Tensor, "out_features"],
-        features: Float[Tensor, "in_group"],
-        limit: float,
-    ) -> Int64[Tensor, "rounded"]:
-        """The rows of a weight that may have such entries, by norms `|δ_i|` and `|k_j|`: mostly none."""
-        return (~((P * features).amax(dim=1) * units < self._amplified(s, limit))).nonzero().flatten()
-
-    def may_round(self, s: int) -> bool:
-        """Whether the step may have such entries at all."""
-        return self.side == "entries" and bool(self._linear) and self._linear[s] is not None
-
-    def _amplified(self, s: int, limit: float) -> float:
+    def amplified(self, s: int, limit: float) -> float:
         """The size of `P Σ |δ||k|` from which the rounding of that sum counts."""
         linear = self._linear[s]
         assert linear is not None
@@ -324,45 +285,12 @@ class LayerSweep:
             if of_step is None:
                 yield None
                 continue
-            rounded = _NONE
-            if isinstance(of_step, Tensor) and p.may_round(s):
-                if p in self.biases:
-                    rounded = _rounded_units(p, s, block, of_step, summed, sizes, limit)
-                elif sizes.matrix is not None:
-                    rounded = p.rounded(s, of_step, summed, sizes.matrix[:, p.columns], limit)
-                else:
-                    rounded = _rounded_entries(p, s, block, of_step, summed, sizes, limit)
+            rounded = torch.empty(0, dtype=torch.int64)
+            if isinstance(of_step, Tensor) and p.side == "entries":
+                columns = None if p in self.biases else p.columns
+                least = p.amplified(s, limit)
+                rounded = rounded_entries(block, sizes, of_step, summed, columns, limit=limit, least=least)
             yield Preconditioned(of_step, rounded, summed.reshape(-1)[rounded])
-
-
-def _rounded_units(
-    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
-) -> Int64[Tensor, "rounded"]:
-    """Of a bias."""
-    units = p.rounded(s, P, summed, sizes.units * sizes.slots**0.5, limit)
-    if not len(units):
-        return _NONE
-    exact = magnitudes_at(block, units, None)
-    return units[p.rounded(s, P[units], summed[units], exact, limit)]
-
-
-def _rounded_entries(
-    p: ParameterSweep, s: int, block: Block, P: Tensor, summed: Tensor, sizes: Magnitudes, limit: float
-) -> Int64[Tensor, "rounded"]:
-    """Of a weight: rows are looked at first, then the product of norms, then single entries."""
-    width, features = p.shape[1], sizes.features[p.columns]
-    units = p.rounded_units(s, P, sizes.units, features, limit)
-    if not len(units):
-        return _NONE
-    among = p.rounded(s, P[units], summed[units], torch.outer(sizes.units[units], features), limit)
-    entries = units[among // width] * width + among % width
-    if not len(entries):
-        return _NONE
-    exact = magnitudes_at(block, entries // width, entries % width + (p.columns.start or 0))
-    return entries[p.rounded(s, P.reshape(-1)[entries], summed.reshape(-1)[entries], exact, limit)]
-
-
-_NONE = torch.empty(0, dtype=torch.int64)
 
 
 def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.memory.blocks import Everything, OneOf, Selection, as_of
+from spotlights.memory.blocks import Everything, OneOf, Selection
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled
 from spotlights.query.columns import cells
@@ -58,7 +58,7 @@ def rounding_part(view: View, layer: str, unrolled: Unrolled | None = None) -> W
         return None
     known, key = view.reader.layer(layer).known, ("rounding", unrolled.until)
     if key not in known:
-        _summed(view, layer, unrolled, as_of(view.reader, Everything(), unrolled.until))  # notes it
+        _summed(view, layer, unrolled, view.all_slots)  # notes it
     return known[key]
 
 
@@ -120,7 +120,7 @@ def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection | N
         known["initial", until] = sums.initial
         if not bool(sums.rounding.matrix.any()):
             known["rounding", until] = None
-        elif selection == as_of(view.reader, Everything(), until):
+        elif selection == view.all_slots:
             known["rounding", until] = _as_it_was(view, layer, sums.rounding, sums.initial + sums.share)
     return sums
 

@@ -19,10 +19,10 @@ from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterA
 from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
-from spotlights.recording.announce import size_in_words
 from spotlights.recording.hooks import ModuleHooks, RecordedMap
 from spotlights.recording.layer import RecordedLayer, WeightUser
 from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.reports import size_in_words
 from spotlights.recording.settings import RecordingSettings
 
 _NAMES_SHOWN = 8

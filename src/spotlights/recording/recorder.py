@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from spotlights.errors import (
-    RecordingStoppedWarning,
     SettingError,
     SpotlightsError,
     UnknownNameError,
     UnsupportedError,
-    warn,
 )
 from spotlights.layers.adapter import unwrapped
 from spotlights.memory.buffers import BufferPool
@@ -33,7 +31,6 @@ from spotlights.memory.format.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, StepRecord
 from spotlights.memory.store import Store, store_at
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.recording.announce import announce_bytes
 from spotlights.recording.axes import axes_of_modules
 from spotlights.recording.changes import WEIGHTS, Changes
 from spotlights.recording.find_layers import find_layers
@@ -41,6 +38,7 @@ from spotlights.recording.hooks import BackwardPasses, Guard
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
 from spotlights.recording.recipe import RecipeNotes
+from spotlights.recording.reports import Reports
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import check_sharded
 from spotlights.recording.start import Checkpoints, Processes, Start
@@ -159,7 +157,8 @@ class Recorder:
         axes = axes_of_modules(self._model)
         for hooks in self._hooks:
             hooks.axes, hooks.in_eval = axes.get(hooks.module), settings.observed > 0
-        self._guard = Guard(self._on_error, self._warn_forked)
+        self._reports = Reports(store)
+        self._guard = Guard(self._on_error, self._reports.forked)
         self._passes = BackwardPasses(
             self._layers.values(), self._guard, self._close_step, keeps_errors=settings.keeps_errors
         )
@@ -171,10 +170,7 @@ class Recorder:
         self._batch = self._no_columns()
         self._paused = 0
         self._was_paused = False
-        self._warned: set[str] = set()
-        """The kinds of warnings that have been given."""
         self._may_be_compiled = False
-        self._told_bytes = self._folded  # a folded memory does not grow with the steps
         self._staged: dict[str, LayerStep] = {}
         """The step that the optimizers are about to take, or have begun."""
         self._stepped: set[int] = set()
@@ -204,12 +200,12 @@ class Recorder:
                 optimizer.register_step_pre_hook(Untraced(guard(self._on_step))),
                 optimizer.register_step_post_hook(Untraced(guard(self._after_step))),
             ]
-        self._optimizer_handles += self._changes.watch(guard, self._warn_of_another)
+        self._optimizer_handles += self._changes.watch(guard, self._report_another)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._guard.forked:
-            self._warn_forked()
+            self._reports.forked()
             return
         self._guard(self._close_step)()
         self._guard(self._look_again)()
@@ -223,9 +219,9 @@ class Recorder:
             writer.close(final, interrupted=kind is not None)
             if kind is None:
                 self._processes.wait_for_all()  # so that any process may open the whole memory after the block
-            self._warn_of_gap(writer)
+            self._reports.gap(writer.gap)
             if writer.failure is not None:
-                self._warn_stopped(writer.failure)
+                self._reports.stop(writer.failure)
 
     def batch(self, *, layer: str | None = None, **columns: Any) -> None:
         """Describes the next batch: `recorder.batch(example=ids, label=labels, source="mnist")`.
@@ -241,9 +237,9 @@ class Recorder:
             columns: by name.
         """
         if self._guard.forked:
-            self._warn_forked()
+            self._reports.forked()
             return
-        if self._writer is None and "stopped" not in self._warned:
+        if self._writer is None and not self._reports.stopped:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
         self._announce({name: self._columns.encode(name, values) for name, values in columns.items()}, layer)
 
@@ -279,7 +275,7 @@ class Recorder:
         A folded memory writes all of its sums at each flush, and can be resumed from such steps only.
         """
         if self._guard.forked:
-            self._warn_forked()
+            self._reports.forked()
             return
         self._guard(self._close_step)()
         if self._writer is not None:
@@ -379,13 +375,9 @@ class Recorder:
         if without_slots:
             self._report_without_slots(without_slots[0])
         if self._matching.misfits or self._matching.ambiguous:
-            self._report_rows()
+            self._reports.rows(self._matching, self._staged)
         if any_rows and self._batch and not self._batch.used:
-            self._warn(
-                "late",
-                "recorder.batch(…) was called after the forward pass: it describes the forward passes that follow it, "
-                f"so that no slot of step {self.step} has these columns. Call it before the forward pass.",
-            )
+            self._reports.late(self.step)
 
     def _reasons(self, layer: RecordedLayer) -> int:
         """Whether anything but an optimizer changed the layer since the last step (`names.MOVED`)."""
@@ -430,67 +422,10 @@ class Recorder:
                 "torch.compile compiled the model before recording began, so without hooks. Start recording before "
                 "the first training step, or call torch.compiler.reset() before recording"
             )
-        reason = (
-            "no call of its module was recorded (is its weight used outside the module?)"
-            if in_training
-            else "the model is in eval mode, which is not recorded (call model.train())"
-        )
-        self._warn(
-            "without slots",
-            f'At step {self.step} layer "{layer.name}" has a gradient but no slots: {reason}. '
-            "The step log marks such steps, and verify reports them.",
-        )
+        self._reports.without_slots(self.step, layer.name, in_training=in_training)
 
-    def _report_rows(self) -> None:
-        """Says once that rows do not fit the batch, and once that it is not clear how they do."""
-        misfits = {name: misfit for name, misfit in self._matching.misfits.items() if name in self._staged}
-        for name in misfits:  # others may belong to an optimizer that has not stepped yet
-            del self._matching.misfits[name]
-        # A pass for monitoring has other rows, which no step uses.
-        used = {n: m for n, m in misfits.items() if any(m.columns[0] not in r.columns for r in self._staged[n].rows)}
-        for name, misfit in list(used.items())[:1]:
-            shapes = " or ".join(str(misfit.rows[:n]) for n in range(1, len(misfit.rows) + 1))
-            given = "example" if "example" in misfit.columns else misfit.columns[0]  # the others follow from examples
-            self._warn(
-                "misfit",
-                f'Layer "{name}" has rows of shape {misfit.rows}, but recorder.batch gave {_listed(misfit.columns)} '
-                f"with shape {misfit.given}: its slots have no {_listed(misfit.columns, 'or')}{_others(used)}. If you "
-                f'know whose rows they are, say so: recorder.batch({given}=…, layer="{name}") with shape {shapes}. '
-                "For micro-batches, call recorder.batch before the forward pass of each.",
-            )
-        ambiguous, self._matching.ambiguous = self._matching.ambiguous, {}
-        for name, misfit in list(ambiguous.items())[:1]:
-            (column,) = misfit.columns
-            shapes = f'Layer "{name}" has rows of shape {misfit.rows}, and the column "{column}" was given with'
-            self._warn(
-                "ambiguous",
-                f"{shapes} shape {misfit.given}: examples may be counted along the first axis or along the second one"
-                f"{_others(ambiguous)}. The first one was taken. To say which, give one value for each row: "
-                f'recorder.batch({column}=values[:, None].expand{misfit.rows[:2]}, layer="{name}"), or '
-                "values[None] where examples are counted along the second axis.",
-            )
-
-    def _warn_of_another(self, name: str, layers: Sequence[str]) -> None:
-        some = ", ".join(layers[:3]) + (" …" if len(layers) > 3 else "")
-        self._warn(
-            "another optimizer",
-            f"After step {self.step}, layers of the model ({some}) are trained by an optimizer that was not given to "
-            f"sl.record ({name}). Its steps are not recorded. Give sl.record all optimizers of the model, as a list; "
-            "if a new optimizer takes the place of an old one, record from there on into a memory of its own.",
-        )
-
-    def _warn(self, kind: str, text: str) -> None:
-        """Warns once in a recording."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(text)
-
-    def _warn_of_gap(self, writer: MemoryWriter) -> None:
-        if writer.gap is not None:
-            self._warn(
-                "gap",
-                f"{writer.gap}. Contributions will not add up to the answer; they and verify say how much is missing.",
-            )
+    def _report_another(self, name: str, layers: Sequence[str]) -> None:
+        self._reports.another_optimizer(self.step, name, layers)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the recording; training continues."""
@@ -505,7 +440,7 @@ class Recorder:
         self._unhook()
         self._writer.flush()
         self._writer.failure = self._writer.failure or UnsupportedError(reason.removesuffix("."))
-        self._warn_stopped(self._writer.failure)
+        self._reports.stop(self._writer.failure)
 
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of the optimizer's state, if one is due."""
@@ -568,17 +503,17 @@ class Recorder:
         assert self._writer is not None
         if not self._writer.order and any(step.rows for step in layers.values()):
             self._writer.order = sorted(self._layers, key=lambda name: self._layers[name].called)
-        self._warn_of_gap(self._writer)
+        self._reports.gap(self._writer.gap)
         record = StepRecord(self.step, layers, state, self._statistics.now(), self._step_recipe)
         self._step_recipe = None
-        if not self._told_bytes:
-            self._told_bytes = announce_bytes(record)
+        if not self._folded:  # a folded memory does not grow with the steps
+            self._reports.bytes(record)
         self._writer.add(record)
         self.step += 1
         if self._writer.failure is not None:
             self._guard.stopped = True
             self._unhook()
-            self._warn_stopped(self._writer.failure)
+            self._reports.stop(self._writer.failure)
 
     def _thinned(self, layers: dict[str, LayerStep], sample: Sample) -> dict[str, LayerStep]:
         """The step with the sampled slots only."""
@@ -596,29 +531,3 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def _warn_forked(self) -> None:
-        self._warn(
-            "forked",
-            f"This process was forked from the one that records {self._start.store}. Only that one goes on recording; "
-            "here, the recorder does nothing.",
-        )
-
-    def _warn_stopped(self, failure: BaseException) -> None:
-        if "stopped" in self._warned:
-            return
-        self._warned.add("stopped")
-        warn(
-            f"Recording to {self._start.store} has stopped: {failure}. Training continues without recording. The steps "
-            "written so far can be opened.",
-            RecordingStoppedWarning,
-        )
-
-
-def _others(names: Mapping[str, object]) -> str:
-    """How many layers there are besides the first, in words."""
-    return "" if len(names) == 1 else f" (also: {', '.join(list(names)[1:4])}{' …' if len(names) > 4 else ''})"
-
-
-def _listed(names: Sequence[str], word: str = "and") -> str:
-    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))

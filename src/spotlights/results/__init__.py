@@ -9,7 +9,7 @@ from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 from spotlights.results.replayed import ReplayedInfluence
 from spotlights.results.suspects import Suspects
 from spotlights.results.table_files import check_table_file, write_rows
-from spotlights.results.tables import Printable, TitledTable, build, frame, printable, shown
+from spotlights.results.tables import Printable, TitledTable, build, frame, layer_named, printable, shown
 
 __all__ = [
     "Calibration",
@@ -33,6 +33,7 @@ __all__ = [
     "build",
     "check_table_file",
     "frame",
+    "layer_named",
     "printable",
     "sentence_at",
     "shown",

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError
-from spotlights.results.tables import FEW, Printable, build_rows, frame
+from spotlights.results.tables import FEW, Printable, build_rows, first_rows, frame, layer_named
 
 if TYPE_CHECKING:
     import pandas
@@ -107,15 +107,15 @@ class Top(QueryAnswer):
 
     @property
     def _title(self) -> str:
-        return f"{'top' if self.largest else 'bottom'} {self._what} by {self.what} in {self.layer}"
+        return f"{'top' if self.largest else 'bottom'} {self._what} by {self.what} in {layer_named(self.layer)}"
 
     @property
     def _what(self) -> str:
         return "examples" if self.by else "slots"
 
     def _few(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-        shown = 3 if len(self.groups) > 1 else FEW
-        return [row for row in rows if row["rank"] <= shown], self.note
+        few = [row for row in rows if row["rank"] <= 3] if len(self.groups) > 1 else first_rows(rows)
+        return few, self.note
 
     def numpy(self) -> np.ndarray:
         """The values, of shape (queries, k), or (queries, groups, k) with `per`."""
@@ -129,7 +129,7 @@ class Top(QueryAnswer):
         self._check(query)
         values = self.values[query].where(self.slots[query] >= 0, float("nan")).numpy()
         of_each = f" of each {self.per}" if self.per else ""
-        title = f"{self.what}s of the top {values.shape[1]} {self._what}{of_each} in {self.layer}"
+        title = f"{self.what}s of the top {values.shape[1]} {self._what}{of_each} in {layer_named(self.layer)}"
         return TopPanel(values, self.groups, self.what, self.per, title, self.note)
 
     def plot(self, query: int = 0, **options: Any) -> Figure:
@@ -178,7 +178,7 @@ class Totals(QueryAnswer):
 
     @property
     def _title(self) -> str:
-        return f"{self.name} by {self.column} in {self.layer}"
+        return f"{self.name} by {self.column} in {layer_named(self.layer)}"
 
     def _few(self, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
         if len(rows) <= 2 * FEW:

@@ -149,7 +149,8 @@ class Forgetting(RowAnswer):
             }
 
     def table(self) -> Any:
-        rows = list(self.rows())
+        takers = (" ".join(str(example) for example, *_ in lost.takers) for lost in self.lost)
+        rows = [{**row, "taken by": ids} for row, ids in zip(self.rows(), takers, strict=True)]
         names = list(rows[0]) if rows else ["number", "lost at step"]
         title = "right answers that training lost" if rows else "training lost no right answer"
         return build(title, names, ([row[name] for name in names] for row in rows), self.note)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from spotlights.memory.files import write_whole
+
+if TYPE_CHECKING:
+    from spotlights.results.tables import TitledTable
 
 STYLE = """<style>.spotlights{font:13px/1.4 system-ui,sans-serif;border-collapse:collapse}
 .spotlights{font-variant-numeric:tabular-nums}
@@ -39,18 +42,11 @@ class TablePage:
         return f"a table of {len(self.html) / 1e6:.2f} MB; .save(path) writes it"
 
 
-def table_page(table: Any, what: str | None, picture: Callable[[int], str] | None = None) -> TablePage:
-    """A `TitledTable` as HTML, with a bar for each value of the column `what`, and what `picture` makes of examples."""
-    from rich.text import Text
-
-    def plain(cell: Any) -> str:
-        return Text.from_markup(str(cell)).plain
-
-    names = [plain(column.header) for column in table.body.columns]
-    sides = ["words" if column.justify == "left" else "" for column in table.body.columns]
-    rows = list(zip(*([plain(cell) for cell in column.cells] for column in table.body.columns), strict=True))
+def table_page(table: TitledTable, what: str | None, picture: Callable[[int], str] | None = None) -> TablePage:
+    """A table as HTML, with a bar for each value of the column `what`, and what `picture` makes of examples."""
+    names, sides = table.columns, ["" if numeric else "words" for numeric in table.numeric]
     valued = names.index(what) if what in names else None
-    largest = 0.0 if valued is None else max((abs(_number(row[valued])) for row in rows), default=0.0)
+    largest = 0.0 if valued is None else max((abs(_number(row[valued])) for row in table.rows), default=0.0)
 
     def cell(at: int, text: str) -> str:
         seen = picture(int(text)) if picture is not None and names[at] == "example" and text.isdecimal() else ""
@@ -58,7 +54,7 @@ def table_page(table: Any, what: str | None, picture: Callable[[int], str] | Non
         return f'<td class="{sides[at]}">{seen}{escape(text)}{bar}</td>'
 
     head = "".join(f'<th class="{side}">{escape(name)}</th>' for name, side in zip(names, sides, strict=True))
-    body = "".join(f"<tr>{''.join(cell(at, text) for at, text in enumerate(row))}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(cell(at, text) for at, text in enumerate(row))}</tr>" for row in table.rows)
     note = f'<tfoot><tr><td colspan="{len(names)}">{escape(table.note)}</td></tr></tfoot>' if table.note else ""
     return TablePage(
         f'{STYLE}<table class="spotlights"><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>'

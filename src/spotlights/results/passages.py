@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotlights.results.tables import RowAnswer, build
+from spotlights.results.tables import RowAnswer, build, layer_named
 
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
 """How an attended token that one cannot see is shown."""
@@ -102,10 +102,10 @@ class Passages(RowAnswer):
     def title(self) -> str:
         """What was asked."""
         if self.prompt is None:
-            return f"passages by {self.what} in {self.layer}"
+            return f"passages by {self.what} in {layer_named(self.layer)}"
         asked = "".join(text if not held else f"«{text}»" for text, held in self._parts(self.prompt, set(self.tokens)))
         asked = asked if len(asked) <= _TAIL else f"…{asked[-_TAIL:]}"
-        return f"passages by {self.what} in {self.layer} for “{asked}”"
+        return f"passages by {self.what} in {layer_named(self.layer)} for “{asked}”"
 
     def table(self) -> Any:
         """A table with «» around what is attended to."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spotlights.results.answers import Label
 from spotlights.results.table_files import write_csv
-from spotlights.results.tables import FEW, RowAnswer, build_rows
+from spotlights.results.tables import RowAnswer, build_rows, first_rows, layer_named
 
 NOTE = "a ranking, not a verdict: hard and rare examples rank high too; look at them"
 
@@ -56,9 +56,9 @@ class Suspects(RowAnswer):
             }
 
     def table(self) -> Any:
-        rows = list(self.rows())[:FEW]
+        rows = first_rows(list(self.rows()))
         some = f" (the first {len(rows)} of {len(self):,})" if len(rows) < len(self) else ""
-        return build_rows(f"suspects by the errors of {self.layer}{some}", rows, "suspicion", self.note)
+        return build_rows(f"suspects by the errors of {layer_named(self.layer)}{some}", rows, "suspicion", self.note)
 
     def to_csv(self, path: str | Path) -> Path:
         """Writes one line for each example."""

@@ -22,8 +22,20 @@ def shown(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.4g}"
+        if 1e4 <= abs(value) < 1e7:
+            return f"{value:,.0f}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e4 else f"{value:.4g}"
     return str(value)
+
+
+def layer_named(name: str) -> str:
+    """A layer in a title: the number that `nn.Sequential` gives would not read as a name."""
+    return f"layer {name}" if name.isdigit() else name
+
+
+def first_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is printed of an answer: all of it, unless it is long."""
+    return rows if len(rows) <= 2 * FEW else rows[:FEW]
 
 
 class Printable:
@@ -82,49 +94,54 @@ class TitledTable:
     """A table with a title above and a note below, both as wide as the terminal."""
 
     title: str
-    body: Any
+    columns: list[str]
+    rows: list[list[str]]
     note: str | None
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns are numbers: they are set to the right."""
+        return [all(_is_number(row[index]) for row in self.rows) for index in range(len(self.columns))]
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
         yield Text(printable(self.title), "italic")
-        yield self.body
+        yield self._body()
         if self.note is not None:
             yield Text(printable(self.note), "dim")
 
     def __rich_measure__(self, console: Any, options: Any) -> Any:
         from rich.measure import Measurement
 
-        return Measurement.get(console, options, self.body)
+        return Measurement.get(console, options, self._body())
+
+    def _body(self) -> Any:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD)
+        for name, numeric in zip(self.columns, self.numeric, strict=True):
+            table.add_column(escape(name), justify="right" if numeric else "left")
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
 
 
 def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> TitledTable:
-    """A table for the terminal; numbers are set to the right."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    def as_written(text: str) -> str:
-        return escape(printable(text))
-
-    table = Table(box=box.SIMPLE_HEAD)
-    body = [[shown(cell) for cell in row] for row in rows]
-    for index, name in enumerate(columns):
-        numbers = all(_is_number(row[index]) for row in body)
-        table.add_column(as_written(name), justify="right" if numbers else "left")
-    for row in body:
-        table.add_row(*map(as_written, row))
-    return TitledTable(title, table, note)
+    """A table of values as people see them."""
+    body = [[printable(shown(cell)) for cell in row] for row in rows]
+    return TitledTable(title, [printable(name) for name in columns], body, note)
 
 
-def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str | None) -> Any:
+def build_rows(title: str, rows: Sequence[dict[str, Any]], what: str, note: str | None) -> TitledTable:
     """A table of rows that name their cells; `what` was measured."""
     return build(title, list(rows[0]) if rows else ["rank", what], [list(row.values()) for row in rows], note)
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> pandas.DataFrame:
-    """RowAnswer as a data frame, or a sentence that says what to install."""
+    """Rows as a data frame, or a sentence that says what to install."""
     try:
         import pandas
     except ImportError:

@@ -28,7 +28,7 @@ END = "<eos>"
 """Follows each paragraph of a text in words."""
 MOST_WORDS = 50_000
 _FEWEST = 20
-"""A text with fewer tokens is no text."""
+"""A text needs at least this many tokens."""
 
 _WORD = re.compile(r"<unk>|<eos>|@[-,.]@|'(?:s|t|re|ve|d|ll|m)\b|\w+|[^\w\s]")
 
@@ -156,7 +156,7 @@ def read_text(path: str | Path, unit: str, *, test_tokens: int | None = None) ->
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # a pipe would never end
-        raise DatasetError(f"{path} is no file.")
+        raise DatasetError(f"{path} is not a file.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -232,7 +232,7 @@ def _claim(settings: DemoSettings) -> None:
     """Takes the folder, unless it holds something that is not a demo's."""
     out = settings.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and _read_mark(out) is None:
-        raise MemoryExistsError(f"{out} holds something else than a demo. Choose another folder with --out.")
+        raise MemoryExistsError(f"{out} holds something other than a demo. Choose another folder with --out.")
     out.mkdir(parents=True, exist_ok=True)
     mark = {"experiment": "demo", **asdict(settings), "out": str(out)}
     (out / MARK).write_text(json.dumps(mark, indent=2) + "\n")

@@ -55,7 +55,7 @@ class RunFile(ABC):
 
     def __post_init__(self) -> None:
         if NAME.fullmatch(self.preset) is None:
-            raise ValueError(f"{self.preset[:40]!r} is no name of a preset")
+            raise ValueError(f"{self.preset[:40]!r} is not the name of a preset")
 
     @property
     def exact(self) -> bool:
@@ -149,7 +149,7 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if kind is float:
         return float("nan") if plain is None else float(plain)
     if kind in (str, int, bool) and type(plain) is not kind:
-        raise TypeError(f"{str(plain)[:40]!r} is no {kind.__name__}")
+        raise TypeError(f"{str(plain)[:40]!r} is not of type {kind.__name__}")
     return plain
 
 

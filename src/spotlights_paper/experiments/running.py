@@ -199,7 +199,7 @@ def _claim(folder: Path) -> None:
     """Takes a folder that is new, empty or holds an earlier run."""
     ours = {RUN, STARTED, MEMORY, MODEL, RESULTS, "checkpoint.pt", "checkpoint.part", "report"}
     if folder.exists() and (not folder.is_dir() or any(entry.name not in ours for entry in folder.iterdir())):
-        raise MemoryExistsError(f"{folder} holds something else than a run. Choose another folder with --out.")
+        raise MemoryExistsError(f"{folder} holds something other than a run. Choose another folder with --out.")
     folder.mkdir(parents=True, exist_ok=True)
     for file in (RUN, RESULTS):
         (folder / file).unlink(missing_ok=True)

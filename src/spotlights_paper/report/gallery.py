@@ -158,7 +158,7 @@ def _cases(runs: Sequence[Path], judged: list[Judged], where: str) -> Iterator[E
             f"Figures {figure}, {', '.join(map(str, sorted(numbers)))}: {subject}",
             paper,
             f"{describe(results, case)}. {_choice(figure, case)}",
-            [Picture(f"figure-{figure}", _CAPTION, attention_figure(results, case))],
+            [Picture(f"figure-{figure}", _CAPTION if figure == "3a" else _AGAIN, attention_figure(results, case))],
             judged=mine,
             command=_command(run),
         )
@@ -168,6 +168,7 @@ _CAPTION = (
     "A row for each layer, the input layer first. Left to right: the largest scores of each class, sorted; |score| "
     "added up over all slots of each class; the training images with the largest scores."
 )
+_AGAIN = "Laid out as Figures 4, 5 and 8 above."
 
 
 def _choice(figure: str, case: Any) -> str:
@@ -176,7 +177,7 @@ def _choice(figure: str, case: Any) -> str:
         return "It is the paper's own image."
     if not case.fits:
         return "No image fits all that the paper says; this is the first of its label."
-    return "The paper does not say which image it shows; this is the first that fits what the paper says."
+    return "The paper does not say which image it shows. This is the first test image that fits."
 
 
 def _table_1(groups: Sequence[tables.RunGroup], judged: list[Judged]) -> Iterator[Exhibit]:

@@ -29,7 +29,7 @@ class Picture:
 
     def __post_init__(self) -> None:
         if NAME.fullmatch(self.name) is None:  # it becomes a file
-            raise ValueError(f"{self.name!r} is no name of a figure")
+            raise ValueError(f"{self.name!r} is not the name of a figure")
 
 
 def class_names(results: ImageResults, source: str) -> list[str]:

@@ -23,10 +23,10 @@ def both_forms(results: ImageResults, case: Case, *, steps: int) -> Picture:
     shown = [*pushed.strongest_for, *pushed.strongest_against]
     rest = pushed.logit - pushed.initial - sum(image.value for image in shown)
     with style():
-        figure = new_figure(10.5, 4.6)
+        figure = new_figure(10.5, 4.2)
         figure.set_layout_engine("none")
         plane = figure.add_axes((0, 0, 1, 1))
-        plane.set(xlim=(0, 100), ylim=(0, 44))
+        plane.set(xlim=(0, 100), ylim=(4, 44))
         plane.axis("off")
         for x, title in ((3, "Figure 1: the primal form"), (40, "Figure 2: the dual form")):
             plane.text(x, 41, title, weight="bold", color=INK, fontsize=11)

@@ -269,12 +269,12 @@ class Manifest:
     seed: int | None = None
     uncovered: list[str] = field(default_factory=list)
     """Trained parameters that belong to no recorded layer."""
-    covered_numbers: int | None = None
+    covered_numbers: int
     """How many numbers of the trained parameters belong to recorded layers,"""
-    trained_numbers: int | None = None
-    """and how many there are; None in memories that did not count them."""
-    parameters: dict[str, ParameterEntry] = field(default_factory=dict)
-    """All parameters of the model by name; empty in memories that did not list them."""
+    trained_numbers: int
+    """and how many there are."""
+    parameters: dict[str, ParameterEntry]
+    """All parameters of the model by name."""
     columns: dict[str, ColumnEntry]
     segments: list[SegmentEntry]
     ranks: int = 1

@@ -26,7 +26,7 @@ def store_at(address: str | os.PathLike[str], cache: Cache | None = None) -> Sto
     """
     text = os.fspath(address)
     if "\0" in text:
-        raise SettingError(f"{text!r} is no path: it has a character that ends a path.")
+        raise SettingError(f"{text!r} is not a path: it has a null character.")
     if not isinstance(address, str):  # pathlib makes one slash of two
         text = re.sub(rf"^({'|'.join(SCHEMES)}):/(?!/)", r"\1://", text)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):

@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from jaxtyping import UInt8
 
+from spotlights.errors import SettingError
 from spotlights.memory.store.local import read_file
 
 LIMIT = 10 << 30
@@ -40,6 +41,10 @@ class Cache:
     @classmethod
     def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
         """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
+        if not isinstance(root, str | os.PathLike | None):
+            raise SettingError(f"cache={root!r} is no path of a directory.")
+        if not isinstance(limit, int):
+            raise SettingError(f"cache_bytes={limit!r} is no number of bytes. Give one such as {LIMIT}.")
         if root is None:
             user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
@@ -80,7 +85,8 @@ class Cache:
 
     def put(self, key: str, blocks: Sequence[Any]) -> None:
         """Keeps bytes under a key, if the directory can take them."""
-        size, path = sum(map(len, blocks)), self._path(key)
+        blocks, path = [*blocks, _checksum(key, blocks)], self._path(key)
+        size = sum(map(len, blocks))
         if size > self.limit:
             return
         temporary = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
@@ -88,7 +94,6 @@ class Cache:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(temporary, "wb") as file:
                 file.writelines(memoryview(block) for block in blocks)
-                file.write(_checksum(key, blocks))
             os.replace(temporary, path)
             _compared[path] = _touched(path)
             self._make_room(size)
@@ -131,7 +136,7 @@ def _touched(file: int | Path) -> tuple[int, int, int]:
     """What changes when somebody replaces or writes a file."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{file} is no file")
+        raise OSError(f"{file} is not a file")
     return status.st_ino, status.st_size, status.st_ctime_ns
 
 

@@ -73,7 +73,7 @@ def passages_toward(
     vocabulary = trained.data.vocabulary
     if token is not None and token not in vocabulary.tokens:
         raise UnknownNameError(
-            f"{token!r} is no {vocabulary.unit} of the training text. Give one of its {vocabulary.unit}s."
+            f"{token!r} is not a {vocabulary.unit} of the training text. Give one of its {vocabulary.unit}s."
         )
     spot = trained.memory.attend(trained.model, {"tokens": numbers}, layers=[layer])
     number = int(spot.output[0, -1].argmax() if token is None else vocabulary.encode([token])[0])

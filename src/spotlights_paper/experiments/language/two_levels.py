@@ -97,7 +97,7 @@ def two_levels(
     def logit(output: Tensor) -> Tensor:
         return output[:, token, said]
 
-    def found(attention: sl.Attention, at: int, target: Callable[[Tensor], Tensor] | None = None) -> Passages:
+    def passages(attention: sl.Attention, at: int, target: Callable[[Tensor], Tensor] | None = None) -> Passages:
         return attention.passages(trained.data.train.tokens, prompt=prompt, tokens=[at], k=k, target=target)
 
     looked = []
@@ -108,10 +108,10 @@ def two_levels(
                 place,
                 float(shares[place]),
                 float(inclination(looks.output)[0]),
-                alike=found(looks[key], place),
-                by_query=found(looks[query], token, inclination),
-                by_key=found(looks[key], place, inclination),
-                by_value=found(answers[value], place, logit),
+                alike=passages(looks[key], place),
+                by_query=passages(looks[query], token, inclination),
+                by_key=passages(looks[key], place, inclination),
+                by_value=passages(answers[value], place, logit),
             )
         )
     answer = trained.data.vocabulary.tokens[said]
