@@ -74,12 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("setting", help="as given to spotlights evaluate truth")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--lr", type=float, help="another learning rate than the setting's")
     parser.add_argument("--out", type=Path, default=Path("runs/replay"))
     options = parser.parse_args()
     setting = replace(setting_named(options.setting), epochs=options.epochs)
+    setting = replace(setting, lr=options.lr or setting.lr)
     data = prepare(setting)
     tests, labels = data.test.inputs[:TESTS], data.test.labels[:TESTS]
-    folder = options.out / f"{setting.name}-{setting.epochs}"
+    folder = options.out / f"{setting.name}-{setting.epochs}-{setting.lr:g}"
     model, plain = train_plainly(setting, data)
     with torch.no_grad():
         now = data.number(model(tests), labels).double()

@@ -1,10 +1,11 @@
-"""What could influence be on a language model? Variants on two small GPTs, which docs/truth.md reports as no result.
+"""What should influence be on a language model? Variants on two small GPTs, on which the rule was chosen.
 
     python benchmarks/language_variants.py wiki-letters fable-words --out runs/language
 
 The rule for language models was chosen here, before `letter-gpt` was scored with it. Each example's gradient is kept
-for each epoch's visit and for the final weights, layer by layer. Printed: the linear datamodeling score of each
-variant, and how much less it is than EK-FAC's with final gradients and sampled labels, paired.
+for each epoch's visit and for the final weights, layer by layer; that of the number of interest for the networks after
+each quarter of the epochs. Printed: the linear datamodeling score of each variant and of the library's influence, and
+how much less it is than EK-FAC's with final gradients and sampled labels, paired.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from spotlights_paper.datasets import load_text
 from spotlights_paper.experiments.truth.data import Data, passages_of
 from spotlights_paper.experiments.truth.margins import Margins
-from spotlights_paper.experiments.truth.recorded import words
+from spotlights_paper.experiments.truth.recorded import ask, record, words
 from spotlights_paper.experiments.truth.retraining import halves, retrained
 from spotlights_paper.experiments.truth.scoring import score_of
 from spotlights_paper.experiments.truth.settings import Setting, SmallGPT, epoch_orders, initial_network
@@ -138,11 +139,13 @@ def together(parts: Sequence[Gradients], order: Tensor) -> Gradients:
     return total
 
 
-def all_gradients(setting: Setting, data: Data) -> tuple[list[Gradients], Gradients, Gradients, Matrices]:
+def all_gradients(setting: Setting, data: Data) -> tuple[list[Gradients], Gradients, Gradients, list[Matrices]]:
     """Of each epoch's visits, of the final weights, of the final weights with sampled labels; and of the tests."""
     model = initial_network(setting, 0)
     optimizer, watched, epochs = setting.make_optimizer(model.parameters()), Watched(model), []
-    for order in epoch_orders(len(data.train), setting.epochs, 0):
+    quarters = [round(setting.epochs * quarter / 4) for quarter in (1, 2, 3, 4)]
+    tests = []
+    for number, order in enumerate(epoch_orders(len(data.train), setting.epochs, 0), start=1):
         parts = []
         for batch in order.split(setting.batch):
             optimizer.zero_grad()
@@ -150,6 +153,9 @@ def all_gradients(setting: Setting, data: Data) -> tuple[list[Gradients], Gradie
             parts.append(watched.take(times=len(batch)))
             optimizer.step()
         epochs.append(together(parts, order))
+        if number in quarters:
+            data.number(model(data.test.inputs), data.test.labels).sum().backward()
+            tests.append(watched.take(times=1).examples)
     everyone, generator = torch.arange(len(data.train)), torch.Generator().manual_seed(1)
 
     def final(*, sampled: bool) -> Gradients:
@@ -164,8 +170,7 @@ def all_gradients(setting: Setting, data: Data) -> tuple[list[Gradients], Gradie
         return together(parts, everyone)
 
     now, drawn = final(sampled=False), final(sampled=True)
-    data.number(model(data.test.inputs), data.test.labels).sum().backward()
-    return epochs, now, drawn, watched.take(times=1).examples
+    return epochs, now, drawn, tests
 
 
 # -- variants ------------------------------------------------------------------------------------
@@ -182,14 +187,8 @@ def whitened(g: Gradients, damping: float) -> Solve:
     return lambda name, f: f.double() @ damped(g.keys[name], damping).inverse() / g.errors[name].diagonal().mean()
 
 
-def kfac(g: Gradients, damping: float, *, scaled: bool = False) -> Solve:
-    """`scaled`: without each layer's own size."""
-
-    def solve(name: str, f: Tensor) -> Tensor:
-        size = g.errors[name].diagonal().mean() * g.keys[name].diagonal().mean() if scaled else 1.0
-        return damped(g.errors[name], damping).inverse() @ f.double() @ damped(g.keys[name], damping).inverse() * size
-
-    return solve
+def kfac(g: Gradients, damping: float) -> Solve:
+    return lambda n, f: damped(g.errors[n], damping).inverse() @ f.double() @ damped(g.keys[n], damping).inverse()
 
 
 def ekfac(g: Gradients, damping: float) -> Solve:
@@ -214,20 +213,22 @@ def joint(examples: Matrices, tests: Matrices, damping: float = 1.0) -> Tensor:
 
 def variants(setting: Setting, data: Data) -> dict[str, Tensor]:
     epochs, now, drawn, tests = all_gradients(setting, data)
+    last = tests[-1]
+    mean = {name: torch.stack([some[name] for some in tests]).mean(dim=0) for name in last}
     every = sum(epochs[1:], start=epochs[0])
-    found = {"EK-FAC, final gradients, sampled labels, λ = 0.01": scores(now.examples, tests, ekfac(drawn, 0.01))}
+    found = {"EK-FAC, final gradients, sampled labels, λ = 0.01": scores(now.examples, last, ekfac(drawn, 0.01))}
     for name, g in (("final gradients", now), ("all visits", every)):
-        found[f"plain products, {name}"] = scores(g.examples, tests)
-        found[f"whitened keys, {name}, λ = 0.3"] = scores(g.examples, tests, whitened(g, 0.3))
-        found[f"joint, {name}"] = joint(g.examples, tests)
-        found[f"K-FAC, {name}, layers scaled alike"] = scores(g.examples, tests, kfac(g, 0.03, scaled=True))
-    for share in (1.0, 0.5, 0.25):
+        found[f"plain products, {name}"] = scores(g.examples, last)
+        found[f"whitened keys, {name}, λ = 0.3"] = scores(g.examples, last, whitened(g, 0.3))
+        found[f"joint, {name}"] = joint(g.examples, last)
+    found["K-FAC, final gradients, λ = 0.02"] = scores(now.examples, last, kfac(now, 0.02))
+    found["K-FAC, final gradients, λ = 0.02, quarters"] = scores(now.examples, mean, kfac(now, 0.02))
+    for share in (0.25, 0.5, 1.0):
         some = epochs[-max(1, round(share * len(epochs))) :]
         g = sum(some[1:], start=some[0])
-        for damping in (0.01, 0.03, 0.1):
-            found[f"K-FAC, last {share:.0%} of visits, λ = {damping}"] = scores(g.examples, tests, kfac(g, damping))
-        found[f"EK-FAC, last {share:.0%} of visits, λ = 0.01"] = scores(g.examples, tests, ekfac(g, 0.01))
-    found["K-FAC, final gradients, λ = 0.03"] = scores(now.examples, tests, kfac(now, 0.03))
+        found[f"K-FAC, last {share:.0%} of visits, λ = 0.02"] = scores(g.examples, last, kfac(g, 0.02))
+        found[f"K-FAC, last {share:.0%} of visits, λ = 0.02, quarters"] = scores(g.examples, mean, kfac(g, 0.02))
+        found[f"EK-FAC, last {share:.0%} of visits, λ = 0.01, quarters"] = scores(g.examples, mean, ekfac(g, 0.01))
     return found | {"TF-IDF": words(data), "BM25": words(data, bm25=True)}
 
 
@@ -241,7 +242,9 @@ def main() -> None:
         data = load()
         truth = retrained(options.out / name, setting, data, kind="fresh", count=HALVES)
         margins = Margins(name, halves(HALVES, len(data.train)), truth)
-        drawn = {variant: margins.drawn(numbers) for variant, numbers in variants(setting, data).items()}
+        numbers = variants(setting, data)
+        numbers["the library's influence"] = ask("influence", data, record(setting, data, options.out / name)).scores
+        drawn = {variant: margins.drawn(own) for variant, own in numbers.items()}
         first = next(iter(drawn.values()))
         for variant, own in sorted(drawn.items(), key=lambda pair: -float(pair[1][0])):
             print(f"{name}; {variant}; {score_of(own)}; {score_of(first - own)} less than EK-FAC", flush=True)

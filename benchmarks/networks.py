@@ -106,7 +106,7 @@ def recorded(turns: int, *, network: str, steps: int, dtype: str) -> Generator[f
         memory = sl.open(path)
         size = memory.info.as_dict()["bytes"] / (visits * memory.steps)
         if dtype == "recipe":
-            return f"{size / 1e3:.1f} kB for each {unit}"
+            return f"{size:,.0f} bytes for each {unit}"
         numbers = sum(layer.slots * (layer.in_features + layer.out_features) for layer in memory.layers.values())
         everything = 4 * numbers / (visits * memory.steps)
     return f"{size / 1e3:.1f} kB for each {unit}, everything in float32: {everything / 1e3:.1f} kB"

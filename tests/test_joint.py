@@ -1,6 +1,7 @@
 """The joint estimate of influence: Gauss-Newton over all layers, in the space of examples."""
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +192,7 @@ def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     visits: list[list[list[tuple[Tensor, Tensor]]]] = [[] for _ in range(EXAMPLES)]
     """Of each example and visit: the keys and the errors of both layers."""
+    networks: list[nn.Sequential] = []
 
     def rows(example: int) -> list[tuple[Tensor, Tensor]]:
         hidden = model[0](texts[example])
@@ -210,21 +212,28 @@ def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
                 for example in batch.tolist():
                     visits[example].append(rows(example))
             optimizer.step()
+            if step + 1 in (6, 12, 18, 24):  # after each quarter
+                networks.append(copy.deepcopy(model))
 
     def number(output: Tensor) -> Tensor:
         return output.log_softmax(dim=-1)[..., 0].mean(dim=-1)
 
     asked = texts[:2] + 0.1
-    late = [seen[-len(seen) // 4 :] for seen in visits]  # a quarter, rounded up
+    late = [seen[-len(seen) // 2 :] for seen in visits]
     truth = torch.zeros(2, EXAMPLES).double()
-    for place, linear in enumerate((model[0], model[2])):
+    for place in range(2):
         k = torch.cat([visit[place][0] for seen in visits for visit in seen])
         e = torch.cat([visit[place][1] / len(seen) for seen in late for visit in seen])
         c, b = 3 * k.T @ k / len(k), e.T @ e / len(e)  # three rows for each input
         b = torch.diag(b.diagonal()) if wide else b
         sides = [(m + 0.1 * m.diagonal().mean() * torch.eye(len(m)).double()).inverse() for m in (b, c)]
         for query in range(2):
-            weight, bias = torch.autograd.grad(number(model(asked[query])), [linear.weight, linear.bias])
+            parts = [
+                torch.autograd.grad(number(network(asked[query])), [own.weight, own.bias])
+                for network in networks
+                for own in (network[2 * place],)
+            ]
+            weight, bias = (torch.stack(some).mean(dim=0) for some in zip(*parts, strict=True))
             solved = sides[0] @ torch.cat([weight, bias[:, None]], dim=1) @ sides[1]
             for example, seen in enumerate(late):
                 total = torch.stack([visit[place][1].T @ visit[place][0] for visit in seen]).sum(dim=0)
@@ -232,4 +241,7 @@ def test_where_an_example_holds_many_answers_the_inverse_is_that_of_kfac(
     influence = sl.open(tmp_path / "a.memory").attend(model, asked).influence(number, damping=0.1)
     torch.testing.assert_close(in_order(influence.totals("example")), truth, rtol=1e-9, atol=1e-12)
     assert influence.loss == "tokens"
-    assert "at each position" in str(influence.note)
+    assert "over training, as for a cross-entropy at each position" in str(influence.note)
+    vars(model)["lock"] = threading.Lock()  # nothing that can be copied
+    alone = sl.open(tmp_path / "a.memory").attend(model, asked).influence(number, damping=0.1)
+    assert "of the trained network alone" in str(alone.note)

@@ -235,6 +235,19 @@ def test_examples_may_be_named(tmp_path: Path) -> None:
     assert again.batches == [hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in names]
 
 
+def test_the_optimizer_gets_the_options_of_the_run(tmp_path: Path) -> None:
+    model = nn.Linear(INPUTS.shape[1], 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+    with sl.record(model, optimizer, tmp_path / "run.memory") as recorder:
+        recorder.batch(example=[1, 2])
+        F.cross_entropy(model(INPUTS[:2]), CLASS[:2] % 3).backward()
+        optimizer.step()
+    other = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)  # torch's weight decay is 0 there, an integer
+    sl.open(tmp_path / "run.memory").rewind(model, other, without="example=1")
+    assert other.param_groups[0]["weight_decay"] == 0.001
+    assert other.param_groups[0]["lr"] == 0.1
+
+
 SUBJECT = """
 import torch, spotlights as sl
 from test_rewinding import INPUTS, PLAIN
@@ -266,6 +279,14 @@ def test_the_command_writes_the_network_and_the_record(tmp_path: Path, monkeypat
     assert refused.exit_code == 2
     assert "may be another network" in refused.stderr
     assert (tmp_path / "theirs/model.safetensors").read_bytes() == b"theirs"
+    # Slots alone cannot be trained from.
+    PLAIN.record(tmp_path / "slots.memory")
+    refused = CliRunner().invoke(app, ["forget", "slots.memory", *command[2:]])
+    assert refused.exit_code == 2
+    assert "is no recipe" in refused.stderr
+    assert not (tmp_path / "forgotten/slots").exists()
     # With its loss, a subject of a recipe answers all other questions, too.
+    verified = CliRunner().invoke(app, ["verify", "run.memory", *command[-2:]])
+    assert "relative error" in verified.stdout, verified.output
     memory = sl.open("run.memory", model=PLAIN.network(), recompute=PLAIN.loss)
     torch.testing.assert_close(memory.primal(final)(INPUTS[:3]), final(INPUTS[:3]), rtol=1e-4, atol=1e-4)

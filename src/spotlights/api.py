@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.dual import dual_model, primal_model
+from spotlights.dual import dual_model
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.info import LayerInfo, MemoryInfo, layer_infos
 from spotlights.memory.blocks import Everything, Selection, as_of, meeting
@@ -35,6 +35,7 @@ from spotlights.query.forecast import Retrain, calibrate
 from spotlights.query.forward import ForwardPass, Target, answer, what_differs
 from spotlights.query.history import AskedNetwork
 from spotlights.query.masks import Masks
+from spotlights.query.primal import primal_model
 from spotlights.query.ray_engine import Ray
 from spotlights.query.suspects import find_suspects
 from spotlights.query.weights import view_parameters

@@ -46,7 +46,7 @@ def layer_infos(reader: MemoryReader) -> dict[str, LayerInfo]:
             layer.entry.out_features,
             layer.entry.bias,
             layer.slots,
-            layer.distinct_keys if names.KEYS not in layer.entry.tokens else layer.distinct_tokens(),
+            layer.distinct_tokens() if names.KEYS in layer.entry.tokens and layer.slots else layer.distinct_keys,
             layer.entry.trained,
             layer.entry.storage,
             layer.storage.lossy,

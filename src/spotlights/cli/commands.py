@@ -72,8 +72,9 @@ def verify(
     With --subject, the network is the subject's; otherwise the weights that the recording left.
     """
     with waiting("Reading and adding up every slot"):
-        opened = sl.open(memory_path(memory))
-        checks = opened.verify(None if subject is None else load_subject(subject).load_model(opened))
+        about = None if subject is None else find_subject(memory_path(memory), subject)
+        opened = sl.open(memory_path(memory)) if about is None else about.open()
+        checks = opened.verify(None if about is None else about.load_model(opened))
     _end_with(checks, as_json=as_json)
 
 
@@ -136,6 +137,11 @@ def forget(
     with waiting("Looking for the first visit"):
         about = find_subject(memory, subject)
         opened = about.open()
+        if not opened.info.as_dict()["recipe"]:
+            raise SettingError(
+                f"{about.path} is no recipe, so training cannot be run again from here. Let your own loop train on: "
+                "memory.rewind(model, optimizer, without=…) puts both back."
+            )
         model = about.load_model(opened)
         folder = Path("forgotten") / about.path.resolve().stem if out is None else out
         folder.mkdir(parents=True, exist_ok=True)  # before hours of training

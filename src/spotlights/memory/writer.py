@@ -187,11 +187,12 @@ class MemoryWriter:
     def add(self, record: StepRecord) -> None:
         """Takes the slots of one step. Waits if the disk cannot keep up."""
         self._steps.append(record)
-        self._bytes += record.nbytes
-        self._bytes_in_all += record.nbytes
-        self._bytes_since_checkpoint = record.nbytes + (0 if record.state else self._bytes_since_checkpoint)
+        size = record.nbytes
+        self._bytes += size
+        self._bytes_in_all += size
+        self._bytes_since_checkpoint = size + (0 if record.state else self._bytes_since_checkpoint)
         whole = any(name.endswith(f"/{WEIGHTS}") for name in record.state)
-        self._bytes_since_whole_checkpoint = record.nbytes + (0 if whole else self._bytes_since_whole_checkpoint)
+        self._bytes_since_whole_checkpoint = size + (0 if whole else self._bytes_since_whole_checkpoint)
         old = time.monotonic() - self._since > SEGMENT_SECONDS
         if self._bytes >= self._segment_bytes or old:
             self._hand_over()

@@ -13,6 +13,7 @@ from torch import Tensor
 from spotlights.dual_form import linear_map
 from spotlights.errors import SettingError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.memory.layer_reader import LayerReader
+from spotlights.query import kronecker
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
@@ -351,8 +352,9 @@ class Spotlights(dict[str, Attention]):
                 over the training examples). None: "both" for classes, "joint" for a squared loss and for texts;
                 "whitened" where a joint estimate is not possible or would take more than some minutes.
             loss: "classes" (a cross-entropy), "squared" or "tokens" (a cross-entropy at each of many positions, as of
-                a language model: the inverse is then that of K-FAC, in the space of weights); None to tell by the
-                recorded errors. What is not a cross-entropy over several outputs counts as squared.
+                a language model: the inverse is then that of K-FAC, in the space of weights, and `target` is also asked
+                of the networks after each quarter of training); None to tell by the recorded errors. What is not a
+                cross-entropy over several outputs counts as squared.
             layers: names or patterns (`"transformer.h.*"`) of the layers to go through; all by default.
             damping: λ; None for the measured defaults, 0.3 for "whitened", 1 for "joint", 0.02 for texts.
             balance: divide each layer's share by the mean square of its errors ("whitened") or of its examples'
@@ -370,7 +372,7 @@ class Spotlights(dict[str, Attention]):
         joint, too_large = None, False
         if rule != "whitened" and attentions:
             try:
-                joint = self._joint(asked, attentions, loss=loss, damping=damping, balance=balance, rule=rule)
+                joint = self._joint(target, asked, attentions, loss=loss, damping=damping, balance=balance, rule=rule)
             except (TooLargeError, UnsupportedError) as error:
                 if rule is not None:
                     raise
@@ -410,6 +412,7 @@ class Spotlights(dict[str, Attention]):
 
     def _joint(
         self,
+        target: Target,
         asked: Mapping[str, InputRows],
         attentions: Sequence[Attention],
         *,
@@ -427,13 +430,14 @@ class Spotlights(dict[str, Attention]):
         most = MOST_UNASKED if rule is None else MOST
         answering = answering_layer(view.reader, outputs)
         joint = find_joint(view, names, answering, loss, balance=balance, most=most)
-        of_layers = {
-            attention.layer: attention.layer_queries(asked[attention.layer])
-            for attention in attentions
-            if attention.layer in joint.layers
-        }
-        inputs = next(iter(of_layers.values())).inputs
-        return joint.influence(view, of_layers, inputs=inputs, damping=damping)
+        used = [attention for attention in attentions if attention.layer in joint.layers]
+        networks = [{attention.layer: attention.layer_queries(asked[attention.layer]) for attention in used}]
+        if joint.visits.loss == "tokens":
+            for model in kronecker.earlier_networks(view, self.asked.model):
+                forward = ForwardPass(model, self.asked.inputs, view.reader.manifest.layers)
+                earlier = [Attention(view, attention.recorded, forward, "dot") for attention in used]
+                networks.append({own.layer: own.layer_queries(own.rows_of_inputs(target)) for own in earlier})
+        return joint.influence(view, networks, damping=damping)
 
     def history(self, target: Targets, *, progress: Progress = lambda share: None) -> History:
         """What each slot added to a number of interest during training, through all layers: exact, and checked.

@@ -286,7 +286,8 @@ class History(OverLayers, Printable):
 
         check_number(query, len(self))
         column = next(iter(few_groups(self.view, 64)), None) if by is None else by
-        curve, what = self._course.curve[query].numpy(), self.names[query]
+        curve, name = self._course.curve[query].numpy(), self.names[query]
+        what = f"output {name}" if name[0].isdigit() else name  # a label may have the same name
         title = f"how {what} came about"
         if column is None or not self.view.until:
             return HistoryPanel(curve, what, title=title)

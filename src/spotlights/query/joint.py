@@ -15,7 +15,7 @@ of `A Aᵀ` and `A F` is divided by its mean diagonal (`balance`): no layer coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ DAMPING = 1.0
 """λ, as fixed before the settings of docs/truth.md were run."""
 MOST, MOST_UNASKED = 1e15, 1e13
 """Multiplications: more would take hours. Where nobody asked for the joint estimate, a few minutes are enough."""
-LAST_VISITS = 0.25
+LAST_VISITS = 0.5
 """The share of an example's visits that counts where an example holds many answers (query/kronecker.py)."""
 TOKENS = 4096
 """Embeddings of more tokens are left out: their gradients have a row for each."""
@@ -146,7 +146,7 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     elif loss == "tokens":
         counts = torch.bincount(places)
         left = counts.cumsum(0)[places] - torch.arange(len(places))  # visits are sorted by example and step
-        rho = (left <= counts[places] * LAST_VISITS + 1 - 1e-9).double()
+        rho = (left <= (counts[places] * LAST_VISITS).ceil()).double()
     else:
         mean = sums.new_zeros(len(examples), sums.shape[1]).index_add(0, places, sums)
         along = (sums * mean[places]).sum(dim=1)
@@ -213,10 +213,16 @@ class JointInfluence(LayerMeasured):
     signed = True
 
     def __init__(
-        self, view: View, recorded: LayerReader, solved: Float[Tensor, "inputs examples"], joint: Joint, damping: float
+        self,
+        view: View,
+        recorded: LayerReader,
+        solved: Float[Tensor, "inputs examples"],
+        joint: Joint,
+        damping: float,
+        networks: int,
     ) -> None:
         super().__init__(view, recorded, solved)
-        self._solved, self._joint, self._damping = solved, joint, damping
+        self._solved, self._joint, self._damping, self._networks = solved, joint, damping, networks
         self._spread: Callable[[], Float[Tensor, "inputs"]] | None = None
 
     def __len__(self) -> int:
@@ -267,7 +273,8 @@ class JointInfluence(LayerMeasured):
         few = None if gram is None else gram.landmarks
         inverse = "" if few is None else f", from {few:,} landmarks"
         loss = "a squared loss" if self.loss == "squared" else "a cross-entropy"
-        how = "by the curvature of each layer, from the last visits," if gram is None else "joint over layers,"
+        alone = " of the trained network alone" if self._networks == 1 else " over training"
+        how = f"by the curvature of each layer,{alone}," if gram is None else "joint over layers,"
         return (
             f"an estimate of what leaving examples out would take away, {how} "
             f"as for {loss}{' at each position' if gram is None else ''} (λ = {self._damping:g}{inverse})"
@@ -296,20 +303,29 @@ class Joint:
     """None where an example holds many answers: the curvature is that of each layer's weights."""
 
     def influence(
-        self, view: View, asked: dict[str, LayerQueries], *, inputs: int, damping: float | None
+        self, view: View, networks: Sequence[Mapping[str, LayerQueries]], *, damping: float | None
     ) -> JointInfluence:
-        """The estimate for some inputs, about the slots of a view."""
+        """The estimate for some inputs, about the slots of a view.
+
+        Args:
+            view: the slots.
+            networks: each layer's gradient of the number of interest, of one or more networks; their mean counts.
+            damping: λ; None for the default.
+        """
         damping = damping if damping is not None else DAMPING if self.gram is not None else kronecker.DAMPING
         if not damping > 0:
             raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
+        inputs = next(iter(networks[0].values())).inputs
         products = torch.zeros(len(self.visits.gradient.examples), inputs, dtype=torch.float64)
         for name, layer in self.layers.items():
-            of_layer = asked[name]
+            asked = [network[name] for network in networks]
             if self.gram is None:
-                of_layer = kronecker.through_curvature(self.view, name, of_layer, self.visits.gradient, damping)
-            layer.add_products(of_layer, products)
+                visits = self.visits.gradient
+                asked = [kronecker.through_curvature(self.view, name, own, visits, damping) for own in asked]
+            layer.add_products(kronecker.mean_queries(asked), products)
         solved = products if self.gram is None else self.gram.solve(products, damping)
-        return JointInfluence(view, view.reader.layer(self.answering), solved.T.contiguous(), self, damping)
+        answering = view.reader.layer(self.answering)
+        return JointInfluence(view, answering, solved.T.contiguous(), self, damping, len(networks))
 
 
 def find_joint(

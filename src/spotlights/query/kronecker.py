@@ -6,31 +6,38 @@ gradient F becomes
 
     (B + λ·mean(diag B)·I)⁻¹ F (C + λ·mean(diag C)·I)⁻¹
 
-An example's number is the product of this with the mean gradient over the last quarter of its visits: earlier errors
-are those of another network, and the errors of such a training do not go to 0.
+An example's number is the product of this with the mean gradient over the last half of its visits: earlier errors are
+those of another network. F is a mean over training, too, of the networks after each quarter. What a single
+network answers depends much on its seed; what several networks of a run have in common does so less.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from spotlights.errors import SpotlightsError
 from spotlights.memory.blocks import Block, Everything, as_of
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.engine import View
 from spotlights.query.example_gradients import LayerQueries, VisitNumbers
+from spotlights.query.primal import primal_model
 from spotlights.query.reducers import Reducer
+from spotlights.query.weights import view_parameters
 from spotlights.query.whitening import whitened_queries
-from spotlights.sparse_rows import dense
+from spotlights.sparse_rows import dense, joined
 
 _WIDE = 4096
 """Of more outputs, only the diagonal of B is taken."""
 DAMPING = 0.02
 """λ, as chosen on two language models that docs/truth.md does not report."""
+EARLIER = (0.25, 0.5, 0.75)
+"""After which shares of training the number of interest is asked for as well, beside the trained network."""
 
 
 @dataclass(eq=False)
@@ -82,3 +89,30 @@ def _error_moment(view: View, name: str, visits: VisitNumbers) -> Float[Tensor, 
         return errors.sum / max(errors.count, 1)
 
     return layer.once(("error moment", view.until), find)
+
+
+def earlier_networks(view: View, model: nn.Module) -> list[nn.Module]:
+    """The network as it was during training; none where nobody recorded that, or no copy of it can be made."""
+    networks: list[nn.Module] = []
+    try:
+        for step in sorted({round(share * view.until) for share in EARLIER}):
+            view.reader.need_recording("Earlier networks need")
+            selection = as_of(view.reader, Everything(), step)
+            then = replace(view, selection=selection, until=step, engine=view.engine.of_the_whole)
+            networks.append(
+                primal_model(then, model, {name: view_parameters(then, name) for name in view.reader.layers})
+            )
+    except (SpotlightsError, RuntimeError, TypeError):  # the last two from modules that cannot be copied
+        return []
+    return networks
+
+
+def mean_queries(networks: Sequence[LayerQueries]) -> LayerQueries:
+    """The mean over several networks of a number's gradient with respect to a layer's weights."""
+    asked = [own.asked for own in networks]
+    queries = DirectedQueries(
+        joined([own.queries for own in asked]),
+        torch.cat([own.directions for own in asked]) / len(asked),
+        torch.cat([own.ones for own in asked]),
+    )
+    return LayerQueries(queries, torch.cat([own.owners for own in networks]), networks[0].inputs)

@@ -122,7 +122,9 @@ def _read(
             if state and not own_rule.scalar:
                 state["step"] = torch.tensor(getattr(row, "step", 1.0 + step) - 1.0)  # some rules do not look at it
             options = row._asdict() | ({"betas": (row.beta1, row.beta2)} if hasattr(row, "beta1") else {})
-            group.update({key: type(group[key])(value) for key, value in options.items() if key in group})
+            for key in options.keys() & group.keys():
+                alike = type(group[key])(options[key])  # but where the new optimizer has 0, the run may have had 0.001
+                group[key] = alike if alike == options[key] else options[key]
             logged = reader.log(layer).rule[name][step].tolist()
             if own_rule.log(group, state, bool(row.active)) != logged[: len(own_rule.fields)]:
                 raise UnsupportedError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 MANIFEST, INITIAL, FINAL = "memory.json", "initial.safetensors", "final.safetensors"
 MOMENTS = "moments.safetensors"
@@ -87,6 +88,7 @@ def state_tensor(layer: str, parameter: str, state: str) -> str:
     return f"{STATE}{layer}/{parameter}/{state}"
 
 
+@cache
 def probed_entries(numel: int) -> slice:
     """Which entries of a parameter, flattened, the step log keeps: spread over its rows and its columns."""
     count = min(_PROBED_ENTRIES, numel)
