@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
@@ -47,6 +48,9 @@ class Check:
     weights_rounding: float
     """What the rounding of the weights themselves, at every step, allows of `relative_error`."""
     slots: int
+    nearly_cancelled: float = 0.0
+    """The most that slots missed of a gradient which they explain, as measured during training. In float64, more than
+    `tolerance` is rounding only where a gradient is a small difference of large terms."""
     stored: str | None = None
     """The storage type, if that is lossy."""
     differs: str | None = None
@@ -58,16 +62,21 @@ class Check:
         return sorted({step for steps in self.moved.values() for step in steps})
 
     @property
+    def allowed(self) -> float:
+        """What rounding allows of `change_error`, where gradients nearly cancel too."""
+        return max(self.tolerance, min(4 * self.nearly_cancelled, EXACT))
+
+    @property
     def ok(self) -> bool:
-        return self.change_error <= self.tolerance or self.within_rounding
+        return self.change_error <= self.allowed or self.within_rounding
 
     @property
     def within_rounding(self) -> bool:
-        """The difference is larger than the tolerance, and still no more than the weights' own rounding.
+        """The difference is larger than what is allowed, and still no more than the weights' own rounding.
 
         A change of that size cannot be judged better: what the slots make up was rounded away, or rounded up.
         """
-        if self.change_error <= self.tolerance or (self.unexplained_steps and not self.slots):
+        if self.change_error <= self.allowed or (self.unexplained_steps and not self.slots):
             return False
         return self.relative_error <= self.weights_rounding
 
@@ -90,6 +99,8 @@ class Check:
             yield f"numbers are stored as {self.stored}, and what their rounding does adds up"
         elif not self.ok and self.differs is not None:
             yield self.differs
+        elif self.ok and self.change_error > self.tolerance:
+            yield f"gradients nearly cancel, and their rounding is up to {self.nearly_cancelled:.0e} of them"
         elif not self.ok and not (self.unexplained_steps or self.moved_steps):
             yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
@@ -111,7 +122,8 @@ class Verification(dict[str, Check], Printable):
         rows, notes = [], [*self.damaged, *([self._note] if self._note else [])]
         reasons: dict[str, list[str]] = {}
         for name, check in self.items():
-            within = "yes" if check.tolerance <= EXACT else f"within {check.tolerance:.0e}"
+            exact = check.change_error <= check.tolerance <= EXACT
+            within = "yes" if exact else f"within {check.allowed:.0e}"
             verdict = "to rounding" if check.within_rounding else within if check.ok else "NO"
             errors = (f"{error:.1e}" for error in (check.relative_error, check.change_error))
             rows.append([name, verdict, *errors, check.compared_with])
@@ -204,16 +216,19 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
     truth, from_slots = trained.joined(), trained.like(summed)
     initial = trained.like({p: reader.initial[f"{name}/{p}"] for p in summed})
     residual = log.residual[:until]
+    unexplained = unexplained_steps(residual, entry)
+    explained = residual.index_fill(0, torch.tensor(unexplained, dtype=torch.int64), 0.0)
     return Check(
         relative_error=ratio((from_slots - truth).norm(), truth.norm()),
         change_error=ratio((from_slots - truth).norm(), (truth - initial).norm()),
         compared_with=trained.source,
-        unexplained_steps=unexplained_steps(residual, entry),
+        unexplained_steps=unexplained,
         worst_residual=float(residual.max()) if len(residual) else 0.0,
         moved=moved_steps(log.moved[:until].tolist()),
         tolerance=tolerance_of(reader, name),
         weights_rounding=weights_rounding(reader, name, until),
         slots=reader.layers[name].slots,
+        nearly_cancelled=float(explained.max()) if len(explained) else 0.0,
         stored=entry.storage if reader.layers[name].storage.lossy else None,
     )
 

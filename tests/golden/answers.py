@@ -547,7 +547,7 @@ def of_gpt(folder: Path) -> Plain:
         answers[name] = {
             "totals": totals(each.totals("parity")),
             "top": top(each.at(len(PROMPT) - 1).top(3)),
-            "exact": found.exact,
+            "exact": found.adds_up,
             "initial": numbers(found.initial),
             "contributions by parity": totals(found.totals("parity")),
             "whole by example": top(found.whole().top(3, by="example")),

@@ -133,7 +133,7 @@ def contributions_of(spot: Any, target: Any) -> Plain:
     """The questions about what an answer is made of."""
     found = spot.contributions(target, rows=True) if hasattr(spot, "contributions") else spot
     return {
-        "exact": found.exact,
+        "exact": found.adds_up,
         "initial": numbers(found.initial),
         "total": numbers(found.total()),
         "contributions": numbers(found.numpy()),

@@ -76,6 +76,8 @@ FOUND = (  # earlier
     Loop([], {"replace the head": 1}, tied=True, every_token=True, float64=True),
     Loop([], {"replace the head": 2}, "Adafactor", steps=3),
     Loop([], {"replace the head": 0, "a skipped step": 0}, steps=1),
+    Loop([("linear", "residual"), ("twice", ""), ("twice", "")], {}, steps=1, padding=True, dtype="float16", seed=7),
+    Loop([("batch norm", "")] * 3, {"autocast": 0}, "RMSprop", described="nothing", steps=1, float64=True),
 )
 
 
@@ -88,6 +90,8 @@ FOUND = (  # earlier
 @example(FOUND[4])
 @example(FOUND[5])
 @example(FOUND[6])
+@example(FOUND[7])
+@example(FOUND[8])
 def test_verify_is_exact_or_says_why_not(loop):
     with tempfile.TemporaryDirectory() as folder:
         assert_no_third_outcome(loop, recorded(loop, Path(folder) / "run.memory"))

@@ -388,8 +388,8 @@ def test_signed_contributions_of_a_case_equal_a_loop_over_slots(
                 np.testing.assert_allclose(pushed.by_category, expected, rtol=1e-3, atol=1e-4)
                 assert pushed.strongest_for[0].value == pytest.approx(max(by_example.values()), rel=1e-3, abs=1e-5)
                 assert pushed.strongest_against[0].value == pytest.approx(min(by_example.values()), rel=1e-3, abs=1e-5)
-                assert pushed.exact == (layer.layer == "layers.2")
-                if pushed.exact:
+                assert pushed.adds_up == (layer.layer == "layers.2")
+                if pushed.adds_up:
                     assert pushed.initial + expected.sum() == pytest.approx(float(case.logits[target]), abs=1e-4)
 
 
@@ -461,11 +461,11 @@ def test_interference_equals_a_loop_over_forgotten_digits(trained: Trained, plai
             np.testing.assert_allclose(
                 layer.contributions[label], sums[index, label] / counts[label], rtol=1e-3, atol=1e-4
             )
-            if layer.exact:
+            if layer.adds_up:
                 whole = layer.initial[label] + layer.contributions[label].sum()
                 assert whole == pytest.approx(layer.margin[label], abs=1e-4)
                 assert layer.margin[label] > 0
-    assert [layer.exact for layer in found.layers] == [False, False, True]
+    assert [layer.adds_up for layer in found.layers] == [False, False, True]
 
 
 def test_fewer_forgotten_digits_can_be_taken_apart(trained: Trained) -> None:

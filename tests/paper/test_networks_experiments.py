@@ -61,7 +61,7 @@ def test_its_last_two_layers_are_asked_about_and_the_logit_adds_up(images: Path)
     case = results.cases[0]
     last = case.layers[-1]
     assert [layer.layer for layer in case.layers] == mnist.ASKED
-    assert [layer.pushed[0].exact for layer in case.layers] == [False, True]
+    assert [layer.pushed[0].adds_up for layer in case.layers] == [False, True]
     pushed = last.pushed[0]
     assert pushed.initial + pushed.by_category.sum() == pytest.approx(pushed.logit, abs=2e-3)
     assert len(pushed.strongest_for) == len(pushed.strongest_against) == 3
@@ -202,7 +202,7 @@ def test_by_default_it_is_toward_what_the_network_says(gpt: TrainedLanguage):
         said = int(gpt.model(gpt.data.vocabulary.encode("the fo")[None])[0, -1].argmax())
     token = gpt.data.vocabulary.tokens[said]
     assert passages_toward(gpt, "the fo", k=2).note == passages_toward(gpt, "the fo", token=token, k=2).note
-    with pytest.raises(sl.UnknownNameError, match="no character of the training text"):
+    with pytest.raises(sl.UnknownNameError, match="is not a character of the training text"):
         passages_toward(gpt, "the fo", token="ß")
 
 

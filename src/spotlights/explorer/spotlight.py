@@ -102,11 +102,12 @@ def values_of(explorer: Explorer, query: Query, wanted: Wanted) -> Values:
     rows = max(len(spot[name].queries) for name in layers)
     rows = rows if query.row(rows) is None else 1
     exact = not kind.estimate and (contributions is None or contributions.exact)
+    adds_up = contributions is not None and contributions.adds_up
     kernel, outputs = explorer.subject.kernel, query.outputs(spot.output)
     cautions = {
         "estimate": kind.estimate or opened.memory.sampled or bool(opened.memory.observed),
         "first order": contributions is not None and contributions.first_order,
-        "not exact": not exact,
+        "not exact": contributions is not None and not adds_up,
         "approximate": opened.layers[layers[0]].lossy,
         kernel: kernel != "dot",
         "visits added up": opened.memory.folded,
@@ -121,7 +122,7 @@ def values_of(explorer: Explorer, query: Query, wanted: Wanted) -> Values:
         rows,
         exact,
         initial=None if contributions is None else float(contributions.initial[0]),
-        rounding=None if contributions is None or not exact else float(contributions.rounding[0]),
+        rounding=float(contributions.rounding[0]) if contributions is not None and adds_up else None,
         caution=next((words for words, holds in cautions.items() if holds), None),
     )
 

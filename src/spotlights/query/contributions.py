@@ -167,6 +167,11 @@ class Contributions(LayerMeasured):
     @property
     def exact(self) -> bool:
         """Whether `initial`, `rounding` and `total()` of all slots add up to the number."""
+        return self.adds_up and not self.recorded.storage.lossy
+
+    @property
+    def adds_up(self) -> bool:
+        """The same, up to the rounding of keys and errors that were stored as float16 or int8."""
         return not (self.first_order or self.sample or self._differs or self.missing)
 
     @property

@@ -173,8 +173,8 @@ def _logit_title(results: ImageResults, case: Case, pushed: Pushed) -> str:
     name, role = results.classes[case.source][pushed.target], "said" if pushed.target == case.output else "true"
     target = f"{pushed.target} ({role})" if name == str(pushed.target) else f"{pushed.target} ({name}, {role})"
     total = f"training {float(pushed.by_category.sum()):+.2f}"
-    if pushed.exact:
-        total += f", initial {pushed.initial:+.2f}, logit {pushed.logit:.2f}, exact"
+    if pushed.adds_up:
+        total += f", initial {pushed.initial:+.2f}, logit {pushed.logit:.2f}"
     else:
         total += ", first order"
     return f"to the logit of {target}: {total}".replace("-", "−")

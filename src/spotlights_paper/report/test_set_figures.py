@@ -99,7 +99,7 @@ def forgetting_figures(results: ImageResults, run: ImageRun, prefix: str) -> Ite
             "first order in the others. Mean over the digits of a class; a scale of its own for each layer.",
             plot_heat_maps(
                 {
-                    f"{layer.layer} ({'exact' if layer.exact else 'first order'})": layer.contributions[:, 1]
+                    f"{layer.layer}{'' if layer.adds_up else ' (first order)'}": layer.contributions[:, 1]
                     for layer in lost.layers
                 },
                 rows=old_names,

@@ -61,7 +61,7 @@ class Pushed:
 
     target: int
     logit: float
-    exact: bool
+    adds_up: bool
     """initial + all contributions is the logit; otherwise first order."""
     initial: float
     by_category: Float[np.ndarray, "sources classes"]
@@ -194,7 +194,7 @@ def _pushed(trained: Trained, attention: sl.Attention, target: int, logit: float
     return Pushed(
         target,
         logit,
-        contributions.exact,
+        contributions.adds_up,
         float(contributions.initial[0]),
         by_category(trained, totals)[0],
         _pictures(trained, contributions.top(_PICTURES, by="example")),

@@ -24,7 +24,7 @@ class Interference:
     """One layer: what each category of slots adds to the margins of forgotten images of each class."""
 
     layer: str
-    exact: bool
+    adds_up: bool
     """In the last layer; in a hidden layer it is first order, through the gradient of the margin."""
     contributions: Float[np.ndarray, "classes sources classes"]
     """Mean over the forgotten images of a true class (rows); NaN where there is none."""
@@ -85,7 +85,7 @@ def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> lis
         layers.append(
             Interference(
                 layer,
-                contributions.exact,
+                contributions.adds_up,
                 _by_class(per_image, true.numpy(), per_image.shape[2]),
                 _by_class(contributions.initial.detach().numpy(), true.numpy(), per_image.shape[2]),
                 _by_class(margin(spotlights.output).double().numpy(), true.numpy(), per_image.shape[2]),
