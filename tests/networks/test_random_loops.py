@@ -77,6 +77,7 @@ FOUND = (  # earlier
     Loop([], {"replace the head": 2}, "Adafactor", steps=3),
     Loop([], {"replace the head": 0, "a skipped step": 0}, steps=1),
     Loop([("linear", "residual"), ("twice", ""), ("twice", "")], {}, steps=1, padding=True, dtype="float16", seed=7),
+    Loop([], {"thaw a layer": 0, "replace the head": 0}, second_optimizer="SGD", steps=1, tied=True, every_token=True),
     Loop([("batch norm", "")] * 3, {"autocast": 0}, "RMSprop", described="nothing", steps=1, float64=True),
 )
 
@@ -92,6 +93,7 @@ FOUND = (  # earlier
 @example(FOUND[6])
 @example(FOUND[7])
 @example(FOUND[8])
+@example(FOUND[9])
 def test_verify_is_exact_or_says_why_not(loop):
     with tempfile.TemporaryDirectory() as folder:
         assert_no_third_outcome(loop, recorded(loop, Path(folder) / "run.memory"))

@@ -356,6 +356,7 @@ class Recorder:
                         logged[parameter_name] = rule.log(group, state, has_gradient)
                 if name in self._staged:  # another optimizer trains parameters of this layer too
                     self._staged[name].rule |= logged
+                    self._staged[name].moved |= reasons.get(name, 0)
                     continue
                 if not logged and name not in reasons:
                     continue
