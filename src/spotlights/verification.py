@@ -48,9 +48,8 @@ class Check:
     weights_rounding: float
     """What the rounding of the weights themselves, at every step, allows of `relative_error`."""
     slots: int
-    nearly_cancelled: float = 0.0
-    """The most that slots missed of a gradient which they explain, as measured during training. In float64, more than
-    `tolerance` is rounding only where a gradient is a small difference of large terms."""
+    cancelling: float = 0.0
+    """What rounding allows of `change_error` where a gradient is a small difference of large terms."""
     stored: str | None = None
     """The storage type, if that is lossy."""
     differs: str | None = None
@@ -64,7 +63,7 @@ class Check:
     @property
     def allowed(self) -> float:
         """What rounding allows of `change_error`, where gradients nearly cancel too."""
-        return max(self.tolerance, min(4 * self.nearly_cancelled, EXACT))
+        return max(self.tolerance, self.cancelling)
 
     @property
     def ok(self) -> bool:
@@ -100,7 +99,7 @@ class Check:
         elif not self.ok and self.differs is not None:
             yield self.differs
         elif self.ok and self.change_error > self.tolerance:
-            yield f"gradients nearly cancel, and their rounding is up to {self.nearly_cancelled:.0e} of them"
+            yield "gradients nearly cancel, and what is left of them has the rounding of large terms"
         elif not self.ok and not (self.unexplained_steps or self.moved_steps):
             yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
 
@@ -218,17 +217,19 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
     residual = log.residual[:until]
     unexplained = unexplained_steps(residual, entry)
     explained = residual.index_fill(0, torch.tensor(unexplained, dtype=torch.int64), 0.0)
+    # Negative where the slots miss more than of other steps, and no more than the rounding of their terms.
+    cancelling = max(min(4 * float(explained.max()), EXACT), -4 * float(explained.min())) if len(explained) else 0.0
     return Check(
         relative_error=ratio((from_slots - truth).norm(), truth.norm()),
         change_error=ratio((from_slots - truth).norm(), (truth - initial).norm()),
         compared_with=trained.source,
         unexplained_steps=unexplained,
-        worst_residual=float(residual.max()) if len(residual) else 0.0,
+        worst_residual=max(float(residual.max()), 0.0) if len(residual) else 0.0,
         moved=moved_steps(log.moved[:until].tolist()),
         tolerance=tolerance_of(reader, name),
         weights_rounding=weights_rounding(reader, name, until),
         slots=reader.layers[name].slots,
-        nearly_cancelled=float(explained.max()) if len(explained) else 0.0,
+        cancelling=cancelling,
         stored=entry.storage if reader.layers[name].storage.lossy else None,
     )
 

@@ -78,6 +78,8 @@ FOUND = (  # earlier
     Loop([], {"replace the head": 0, "a skipped step": 0}, steps=1),
     Loop([("linear", "residual"), ("twice", ""), ("twice", "")], {}, steps=1, padding=True, dtype="float16", seed=7),
     Loop([], {"thaw a layer": 0, "replace the head": 0}, second_optimizer="SGD", steps=1, tied=True, every_token=True),
+    Loop([("layer norm", ""), ("batch norm", "")], {"clip the norm": 0}, "RMSprop", steps=1, every_token=True),
+    Loop([("RMS norm", ""), ("batch norm", "")], {}, "RMSprop", steps=1, every_token=True, seed=16),
     Loop([("batch norm", "")] * 3, {"autocast": 0}, "RMSprop", described="nothing", steps=1, float64=True),
 )
 
@@ -94,6 +96,8 @@ FOUND = (  # earlier
 @example(FOUND[7])
 @example(FOUND[8])
 @example(FOUND[9])
+@example(FOUND[10])
+@example(FOUND[11])
 def test_verify_is_exact_or_says_why_not(loop):
     with tempfile.TemporaryDirectory() as folder:
         assert_no_third_outcome(loop, recorded(loop, Path(folder) / "run.memory"))

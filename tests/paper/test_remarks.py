@@ -56,11 +56,6 @@ def weights() -> dict[str, torch.Tensor]:
     return {name: torch.randn(*shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes.items()}
 
 
-def rows(table) -> list[list[str]]:
-    columns = ([str(cell) for cell in column.cells] for column in table.body.columns)
-    return [list(cells) for cells in zip(*columns, strict=True)]
-
-
 def test_all_singular_directions_make_the_layer_and_fewer_do_not(weights: dict[str, torch.Tensor]):
     lines = rows(compact(weights, slots=1000, images=50))
     errors = [float(line[2]) for line in lines[:-2]]

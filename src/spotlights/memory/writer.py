@@ -35,6 +35,7 @@ from spotlights.memory.format.recipe import recipe_tensors
 from spotlights.memory.slots import (
     MOVED_CAUSES,
     NOT_EXPLAINED,
+    UNEXPLAINED,
     LayerStep,
     Rows,
     StepRecord,
@@ -316,7 +317,7 @@ class MemoryWriter:
             per_parameter = {names.FACTOR: factors}
             for bad in unexplained_steps(torch.from_numpy(share), entry):
                 rest = {p: seen[p][bad] - factors[p][bad] * explained[p][bad] for p in log[bad].gradients}
-                share[bad] = 0.0 if is_rounding(log[bad], entry, rest) else share[bad]
+                share[bad] = -min(share[bad], UNEXPLAINED) if is_rounding(log[bad], entry, rest) else share[bad]
             if self.gap is None and (bad := _first_gap(log, share, entry)) is not None:
                 reasons = names.moved_steps([log[bad].moved])
                 what = " and ".join(reasons)
