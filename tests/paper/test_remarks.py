@@ -57,7 +57,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def test_all_singular_directions_make_the_layer_and_fewer_do_not(weights: dict[str, torch.Tensor]):
-    lines = rows(compact(weights, slots=1000, images=50))
+    lines = compact(weights, slots=1000, images=50).rows
     errors = [float(line[2]) for line in lines[:-2]]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-5 < errors[-2]
@@ -65,5 +65,5 @@ def test_all_singular_directions_make_the_layer_and_fewer_do_not(weights: dict[s
 
 
 def test_hidden_units_as_a_memory_add_up_to_the_logit(weights: dict[str, torch.Tensor]):
-    terms = [float(line[3]) for line in rows(feed_forward(weights, image=3))]
+    terms = [float(line[3]) for line in feed_forward(weights, image=3).rows]
     assert sum(terms[:-1]) == pytest.approx(terms[-1], abs=5e-3)
