@@ -486,7 +486,7 @@ def same(a: Float[Tensor, "entries"], b: Float[Tensor, "entries"]) -> bool:
     return bool(_alike(a, b).all())
 
 
-def _alike(a: Float[Tensor, "entries"], b: Float[Tensor, "*steps entries"]) -> Bool[Tensor, "*steps entries"]:
+def _alike(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
     eps = max(torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
     return torch.isclose(a.double(), b.double(), rtol=2 * eps, atol=0.0, equal_nan=True)
 

@@ -42,9 +42,9 @@ class Cache:
     def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
         """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
         if not isinstance(root, str | os.PathLike | None):
-            raise SettingError(f"cache={root!r} is no path of a directory.")
+            raise SettingError(f"cache={root!r} is not a path.")
         if not isinstance(limit, int):
-            raise SettingError(f"cache_bytes={limit!r} is no number of bytes. Give one such as {LIMIT}.")
+            raise SettingError(f"cache_bytes={limit!r} is not a number of bytes. Give one such as {LIMIT}.")
         if root is None:
             user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
