@@ -77,6 +77,15 @@ def test_a_type_that_is_given_holds_for_all_layers(tmp_path: Path):
     assert set(storages(memory).values()) == {"float16"}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_answers_from_rounded_slots_add_up_to_their_rounding_and_are_not_called_exact(dtype: str, tmp_path: Path):
+    model = network()
+    parts = trained(model, tmp_path / "m", dtype=dtype).attend(model, torch.ones(1, 6))["2"].contributions(target=1)
+    assert parts.adds_up
+    assert not parts.exact
+    assert f"stored as {dtype}" in (parts.note or "")
+
+
 def test_running_sums_of_a_float64_network_are_stored_in_float64(tmp_path: Path):
     model = network().double()
     memory = trained(model, tmp_path / "m", fold="example")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spotlights.errors import MemoryFormatError, SpotlightsError, UnsupportedError
 from spotlights.memory.format.names import MOVED, moved_steps
 from spotlights.memory.reader import MemoryReader
-from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, unexplained_steps
+from spotlights.memory.slots import CAUSES, MOVED_CAUSES, NOT_EXPLAINED, UNEXPLAINED, unexplained_steps
 from spotlights.optimizers import rule_named
 from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.accounts import EXACT, at_steps, ratio, tolerance_of, weights_rounding
@@ -218,7 +218,8 @@ def _check(view: View, name: str, model: nn.Module | None, summed: dict[str, Ten
     unexplained = unexplained_steps(residual, entry)
     explained = residual.index_fill(0, torch.tensor(unexplained, dtype=torch.int64), 0.0)
     # Negative where the slots miss more than of other steps, and no more than the rounding of their terms.
-    cancelling = max(min(4 * float(explained.max()), EXACT), -4 * float(explained.min())) if len(explained) else 0.0
+    rounded, small = (-float(explained.min()), float(explained.max())) if len(explained) else (0.0, 0.0)
+    cancelling = max(min(4 * small, EXACT), 4 * min(rounded, UNEXPLAINED))
     return Check(
         relative_error=ratio((from_slots - truth).norm(), truth.norm()),
         change_error=ratio((from_slots - truth).norm(), (truth - initial).norm()),

@@ -272,6 +272,12 @@ def test_no_more_is_declared_than_the_files_can_hold(memory, field):
         sl.open(memory)
 
 
+def test_a_log_that_calls_everything_rounding_hides_nothing_from_verify(memory):
+    _forge(memory, "/log/2/weight/factor", lambda factors: 2 * factors)
+    _forge(memory, "/log/2/probe", lambda rows: np.stack([np.full(len(rows), -1e9), rows[:, 1]], axis=1))
+    assert not sl.open(memory).verify()["2"].ok
+
+
 @pytest.mark.parametrize("tensor", ["/log/2/weight/factor", "/log/2/weight/sample", "/log/2/bias/rule"])
 def test_a_log_that_lacks_a_step_is_named_whatever_the_checksums_say(memory, tensor):
     name = _forge(memory, tensor, lambda values: values[1:])
