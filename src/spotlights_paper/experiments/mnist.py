@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -172,10 +173,7 @@ def _experiment(
         data = {source: prepare(source, settings.train_images, settings.test_images) for source in order}
         return train(settings, data=data, seed=seed, path=path)
 
-    def analyse(trained: Trained, settings: ImageSettings, *, pictures: bool) -> ImageResults:
-        return ask_everything(trained, settings, cases if pictures else ())
-
-    return Experiment(presets, run, analyse, ImageRun, ImageResults)
+    return Experiment(presets, run, partial(ask_everything, wanted=cases), ImageRun, ImageResults)
 
 
 EXPERIMENTS = {

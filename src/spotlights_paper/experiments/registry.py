@@ -166,7 +166,7 @@ class Experiment:
     run: Callable[..., Any]
     """`run(settings, seed=…, path=…)` trains and records: a memory, its model, and facts() for run.json."""
     analyse: Callable[..., Any]
-    """`analyse(trained, settings, pictures=…)` asks all questions; `pictures`: also about single test inputs."""
+    """`analyse(trained, settings)` asks all questions."""
     run_file: type[RunFile]
     """What run.json holds."""
     results: type

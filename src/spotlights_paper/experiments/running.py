@@ -51,7 +51,6 @@ def run_experiment(
     text: Path | None = None,
     out: Path | None = None,
     keep: bool = True,
-    pictures: bool = True,
 ) -> Path:
     """Trains, records, verifies and analyses; returns the folder.
 
@@ -63,7 +62,6 @@ def run_experiment(
         text: the text file to train on, for an experiment on a text of your own.
         out: the folder; `runs/NAME-PRESET-SEED` by default. An earlier run there is replaced.
         keep: False throws the memory away when it has been analysed.
-        pictures: also look at single test images.
     """
     preset = next(iter(experiment_named(name).presets)) if preset is None else preset
     settings = preset_named(name, preset)
@@ -74,7 +72,7 @@ def run_experiment(
             raise SettingError(f"{name} has data of its own. For a text file: spotlights run char-lm --text {text}.")
         settings = replace(settings, text=str(text.absolute()))
     folder = Path("runs") / f"{name}-{preset}-{seed}" if out is None else out
-    return _run(name, preset, settings, seed=seed, folder=folder, keep=keep, pictures=pictures)
+    return _run(name, preset, settings, seed=seed, folder=folder, keep=keep)
 
 
 def repeat(path: Path, *, out: Path | None = None, keep: bool = True) -> Path:
@@ -83,7 +81,7 @@ def repeat(path: Path, *, out: Path | None = None, keep: bool = True) -> Path:
     run = _read(path, _run_file)
     settings = from_plain(experiment_named(run.experiment).settings, run.settings)
     folder = path.parent.with_name(f"{path.parent.name}-repeated") if out is None else out
-    return _run(run.experiment, run.preset, settings, seed=run.seed, folder=folder, keep=keep, pictures=True)
+    return _run(run.experiment, run.preset, settings, seed=run.seed, folder=folder, keep=keep)
 
 
 def load_run(folder: Path) -> Any:
@@ -142,7 +140,7 @@ def _read(path: Path, understand: Callable[[Any], Any]) -> Any:
         raise MemoryFormatError(f"{path} is not what `spotlights run` writes ({error}). Repeat the run.") from error
 
 
-def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep: bool, pictures: bool) -> Path:
+def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep: bool) -> Path:
     if settings.steps < 1:
         raise SettingError(f"steps={settings.steps}: give at least 1.")
     if (getattr(settings, "switch", None) or 0) >= settings.steps:
@@ -168,7 +166,7 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     seconds["verify"] = time.perf_counter() - started
 
     started = time.perf_counter()
-    results = experiment.analyse(trained, settings, pictures=pictures)
+    results = experiment.analyse(trained, settings)
     seconds["analyses"] = time.perf_counter() - started
 
     save_results(results, folder)

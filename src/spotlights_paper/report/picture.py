@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -45,20 +43,9 @@ def task_colour(source: str) -> str:
     return TASK_COLOURS.get(source, INK)
 
 
-def bar_places(tasks: int, classes: int) -> Float[np.ndarray, "bars"]:
-    """Where the bars of each class stand: task after task, with a gap between."""
-    return np.concatenate([np.arange(classes) + task * (classes + 1.0) for task in range(tasks)])
-
-
-def name_ticks(axes: Axes, places: Sequence[float] | np.ndarray, names: Sequence[str]) -> None:
+def name_ticks(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
     """Names on the x axis, at an angle where they are words; no ticks for an empty list."""
     slanted = any(len(name) > 3 for name in names)
     for tick in axes.set_xticks(places if len(names) else [], names, fontsize=7.5):
         if slanted:
             tick.label1.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
-
-
-def mark_switch(axes: Axes, switch: int | None) -> None:
-    """A dashed line at the step at which the second task took over."""
-    if switch is not None:
-        axes.axvline(switch, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))

@@ -30,12 +30,27 @@ class NotThereError(Exception):
     """A run lacks the results that a statement is about."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Findings:
     """One run and its results."""
 
     run: Any
+    """An `ImageRun` or a `LanguageRun`."""
     results: Any
+    """`ImageResults` or `LanguageResults`."""
+
+    @staticmethod
+    def of(folders: Iterable[Path]) -> list[Findings]:
+        """Of finished runs, by their folders."""
+        return [Findings(load_run(folder), load_results(folder)) for folder in folders]
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.experiment}-{self.run.preset}-{self.run.seed}"
+
+    @property
+    def command(self) -> str:
+        return f"spotlights run {self.run.experiment} --preset {self.run.preset} --seed {self.run.seed}"
 
     def case(self, figure: str) -> Case:
         """The test image of one of the paper's figures."""
@@ -126,10 +141,9 @@ def statement(
     return enter
 
 
-def judge(folders: Iterable[Path]) -> list[Judged]:
+def judge(runs: Iterable[Findings]) -> list[Judged]:
     """Every statement that some of the runs can be asked about, in the order of the paper."""
-    runs = [Findings(load_run(folder), load_results(folder)) for folder in folders]
-    judged = []
+    runs, judged = list(runs), []
     for statement in sorted(STATEMENTS, key=lambda statement: statement.section):
         verdicts = []
         for findings in runs:

@@ -108,5 +108,5 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
         lost,
         audit(trained),
         other_votes(trained, images=COMPARED),
-        right_and_wrong(trained, SAMPLES) if wanted else [],
+        right_and_wrong(trained, SAMPLES),
     )

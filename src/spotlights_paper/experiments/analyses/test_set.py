@@ -107,15 +107,6 @@ class Vote:
     def target_given_right(self) -> float:
         return _share(self.right_target, self.right)
 
-    def agreement(self, what: str) -> list[list[int]]:
-        """A 2×2 table: rows, the network is right, wrong; columns, the vote is the target (or output), another class.
-
-        Args:
-            what: "target" or "output".
-        """
-        wrong = self.wrong_target if what == "target" else self.wrong_output
-        return [[self.right_target, self.right - self.right_target], [wrong, self.wrong - wrong]]
-
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else float("nan")

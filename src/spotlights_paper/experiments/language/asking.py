@@ -151,13 +151,11 @@ class LanguageResults:
     """Of a GPT."""
 
 
-def analyse(
-    trained: TrainedLanguage, settings: Any, *, queries: Sequence[PaperQuery], pictures: bool
-) -> LanguageResults:
+def analyse(trained: TrainedLanguage, settings: Any, *, queries: Sequence[PaperQuery]) -> LanguageResults:
     """The passages of some queries; of an LSTM how good they are, of a GPT also contributions and both levels."""
     is_gpt = isinstance(trained.model, GPT)
     prompts, tables, levels = {}, [], []
-    for query in queries if pictures else ():
+    for query in queries:
         position = find(trained.data, query.source, query.words)
         if position is None:  # a short text may not have all of them
             continue
