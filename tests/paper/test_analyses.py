@@ -21,7 +21,6 @@ import spotlights as sl
 from real_data import need
 from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases, find
 from spotlights_paper.experiments.analyses.forgetting import forgetting, masks
-from spotlights_paper.experiments.analyses.results import audit
 from spotlights_paper.experiments.analyses.test_set import (
     CategoryTotals,
     categories,
@@ -168,22 +167,6 @@ def _totals_of(plain: Plain, layer: str, query: np.ndarray, of: Callable[[Slot],
     for slot in plain.slots:
         sums[of(slot)] += abs(_score(slot, layer, query))
     return sums
-
-
-def test_suspects_equal_a_loop_over_errors_and_have_their_own_pictures(trained: Trained, plain: Plain) -> None:
-    norms: dict[int, float] = defaultdict(float)
-    said: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(10))
-    for slot in plain.slots:
-        norms[slot.example] += slot.factor * float(np.linalg.norm(slot.errors["layers.2"]))
-        said[slot.example] += slot.factor * slot.errors["layers.2"]
-    found = audit(trained, 12)
-    np.testing.assert_allclose([each.suspicion for each in found], sorted(norms.values())[:-13:-1], rtol=1e-4)
-    for each in found:
-        train = trained.data[each.source].train
-        (place,) = (train.ids == each.example).nonzero().flatten().tolist()
-        assert each.suspicion == pytest.approx(norms[each.example], rel=1e-4)
-        assert (each.label, each.says) == (int(train.labels[place]), int(said[each.example].argmax()))
-        np.testing.assert_array_equal(each.pixels, train.pixels[place].numpy())
 
 
 # -- the whole test set -----------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> Non
     assert names == {path.stem for path in figures.glob("*.pdf")}
     expected = {
         *(f"-1-{what}" for what in ("attention", "contributions")),
-        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples", "suspects")),
+        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples")),
     }
     assert names == {f"mnist-continual-quick{each}" for each in expected}
     for name in names:
@@ -98,17 +98,6 @@ def test_the_page_says_how_it_was_made_and_what_was_found(page: Path, runs: dict
         assert f"<td>{setting}</td>" in text
         assert f"<td>{value}</td>" in text
     assert f"{max(check.relative_error for check in run.exactness.values()):.1e}" in text
-
-
-def test_the_page_shows_suspicious_labels_and_does_without_them(
-    page: Path, runs: dict[str, Path], tmp_path: Path
-) -> None:
-    assert "<h3>Suspicious labels</h3>" in page.read_text(encoding="utf-8")
-    older = Path(shutil.copytree(runs["mnist-single-1"], tmp_path / "older"))
-    plain = json.loads((older / "results.json").read_text(encoding="utf-8"))
-    assert len(plain.pop("suspects")) == 30
-    (older / "results.json").write_text(json.dumps(plain), encoding="utf-8")
-    assert "Suspicious labels" not in write_report([older], tmp_path / "page").read_text(encoding="utf-8")
 
 
 def test_table_1_has_means_over_seeds_beside_the_papers(runs: dict[str, Path]) -> None:

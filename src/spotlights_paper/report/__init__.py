@@ -14,8 +14,8 @@ from spotlights.figures import palette, save
 from spotlights_paper import statements
 from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.registry import LanguageRun
+from spotlights_paper.pictures import Picture
 from spotlights_paper.report import case_figures, gallery, tables, test_set_figures
-from spotlights_paper.report.picture import Picture
 from spotlights_paper.report.two_levels_figure import two_levels_figure
 
 __all__ = ["write_gallery", "write_report"]

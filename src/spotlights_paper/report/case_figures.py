@@ -17,12 +17,13 @@ from spotlights_paper.datasets.catalogue import IMAGES
 from spotlights_paper.experiments.analyses.cases import Case, Pushed, TrainingImage
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.paper import PAPER_IMAGES
-from spotlights_paper.pictures import Captioned, draw_images
-from spotlights_paper.report.picture import (
+from spotlights_paper.pictures import (
     SHORT_NAMES,
+    Captioned,
     Picture,
     all_names,
     class_names,
+    draw_images,
     name_ticks,
     task_colour,
 )

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from spotlights_paper.experiments.paper import PAPER_IMAGES
+from spotlights_paper.pictures import Picture
 from spotlights_paper.report import tables
 from spotlights_paper.report.case_figures import attention_figure, describe, ranks_against_time
-from spotlights_paper.report.picture import Picture
 from spotlights_paper.report.schematic import both_forms
 from spotlights_paper.report.test_set_figures import masks_figure, samples_figure
 from spotlights_paper.statements import FAILING_HEAD, Findings, Judged, failing, judge, summary

@@ -1,4 +1,4 @@
-"""Figures about many test images: shares of attention, training time, suspicious labels, masks, forgetting."""
+"""Figures about many test images: shares of attention, training time, masks, forgetting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from spotlights_paper.experiments.analyses.forgetting import ForgottenImages, Ma
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.analyses.test_set import OverTime
 from spotlights_paper.experiments.registry import ImageRun
-from spotlights_paper.pictures import Captioned, draw_images, plot_suspects, suspect_picture
-from spotlights_paper.report.picture import Picture, class_names, name_ticks, task_colour
+from spotlights_paper.pictures import Captioned, Picture, class_names, draw_images, name_ticks, task_colour
 
 _SIGNED = LinearSegmentedColormap.from_list("signed", [AGAINST, "#f7f7f5", FOR])
 
@@ -60,24 +59,6 @@ def samples_figure(results: ImageResults, name: str) -> Picture:
         "the class with the largest total |score| in each layer, the input layer first.",
         figure,
     )
-
-
-def suspect_figures(results: ImageResults, prefix: str) -> Iterator[Picture]:
-    """The training images that look mislabelled; nothing for runs that kept none."""
-    if results.suspects:
-        pictures = []
-        for suspect in results.suspects:
-            names = class_names(results, suspect.source)
-            answer = None if suspect.says is None else names[suspect.says]
-            pictures.append(
-                suspect_picture(suspect.pixels, names[suspect.label], answer, suspect.example, suspect.suspicion)
-            )
-        yield Picture(
-            f"{prefix}-suspects",
-            f"The {len(pictures)} training images that the network disagreed with most, added up over all visits. "
-            "Above: the label it was trained with. Below: what the network says, the example's id, its suspicion.",
-            plot_suspects(pictures),
-        )
 
 
 def forgetting_figures(results: ImageResults, run: ImageRun, prefix: str) -> Iterator[Picture]:
