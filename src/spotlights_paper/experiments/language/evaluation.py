@@ -219,7 +219,7 @@ def untrained(data: TextDataset, settings: LanguageSettings, *, seed: int) -> It
     model.dropout.eval()  # nothing is recorded of a network in eval mode, but it need not drop what it sees
     model.requires_grad_(False).rnn.requires_grad_(True)  # what nobody steps with or empties would grow step by step
     optimizer = torch.optim.SGD(model.rnn.parameters(), lr=0.0)
-    settings = replace(settings, layers=("rnn*",), errors=False, fold=True, fold_from=0)
+    settings = replace(settings, layers=("rnn*",), errors=False, fold=True)
     state: State | None = None
     with tempfile.TemporaryDirectory(prefix="spotlights-") as folder:
         with recorded(model, optimizer, Path(folder) / "untrained.memory", settings) as recorder:
@@ -241,12 +241,10 @@ def longest_suffixes(
     """The k positions whose text before them agrees longest with a context; chance decides between equals."""
     generator = np.random.default_rng(seed)
     text = train.numpy()[:-1]  # the last token has none after it
-    everywhere, order = np.arange(len(text)), np.argsort(text, kind="stable")
-    edges = np.searchsorted(text, np.arange(text.max() + 2), sorter=order)
+    everywhere = np.arange(len(text))
     positions = np.empty((len(contexts), k), np.int64)
     for row, context in enumerate(contexts.numpy()):
-        token = context[-1]
-        alive = order[edges[token] : edges[token + 1]] if token <= text.max() else order[:0]
+        alive = np.flatnonzero(text == context[-1])
         agreeing = [alive]  # by how many tokens they agree, at least
         for back in range(1, len(context)):
             alive = alive[alive >= back]

@@ -40,8 +40,6 @@ class LanguageSettings(TextSettings):
     """Units of a linear layer after the embedding; None for no such layer."""
     hidden: int
     """Of the one LSTM layer."""
-    initial_embedding: float | None = None
-    """Embeddings start anywhere between minus and plus this; None: as torch has it, normal with variance 1."""
     dropout: float = 0.0
     """Of the embeddings, in training."""
     output_dropout: float = 0.0
@@ -75,8 +73,6 @@ class LanguageSettings(TextSettings):
     """Also record errors: contributions become possible, and the memory three times as large."""
     fold: bool = True
     """Add up the keys of all visits to a token: the totals of scores stay the same."""
-    fold_from: int = 0
-    """Add up only visits from this step on: early keys come from an untrained network."""
     asked: int = 1000
     """Test positions over which passages are evaluated."""
 
@@ -89,8 +85,7 @@ class LanguageModel(nn.Module):
     def __init__(self, tokens: int, settings: LanguageSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, settings.embedding, sparse=settings.sparse)
-        if settings.initial_embedding is not None:
-            nn.init.uniform_(self.embedding.weight, -settings.initial_embedding, settings.initial_embedding)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # as in the authors' code
         self.rounds = settings.bfloat16
         inputs = settings.embedding
         self.projection: nn.Module = nn.Identity()
@@ -253,7 +248,6 @@ def recorded(
         dtype=settings.dtype,
         errors=settings.errors,
         fold="example" if settings.fold else None,
-        fold_from=settings.fold_from,
         overwrite=not resume,
         resume=resume,
     )
