@@ -53,7 +53,7 @@ def _experiment(file: Path) -> Any:
 def _of_demo(folder: Path) -> sl.Subject:
     mark = json.loads((folder / demo.MARK).read_text(encoding="utf-8"))
     images = demo.load_images(mark["data"], Console(stderr=True))
-    return _of_images(folder, demo.MEMORY, recorded_network, {images.source: images})
+    return _of_images(folder, demo.MEMORY, recorded_network, {images.train.source: images})
 
 
 def _of_experiment(folder: Path) -> sl.Subject:
@@ -96,7 +96,7 @@ def _of_images(
         labels=torch.cat([test.labels for test in tests]),
         ids=torch.cat([test.ids for test in tests]),
         sources=[test.source for test in tests for _ in range(len(test))],
-        classes={source: prepared.classes for source, prepared in data.items()},
+        classes={source: prepared.test.classes for source, prepared in data.items()},
         show=lambda example: owner(example).pixels_of(example),
         show_input=lambda position: pixels[position],
         example_input=lambda example: owner(example).inputs[owner(example).position(example)],

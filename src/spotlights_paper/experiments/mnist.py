@@ -40,7 +40,6 @@ from spotlights_paper.experiments.training import (
     PaperSettings,
     Trained,
     paper_network,
-    train,
     train_on_images,
     without_replacement,
 )
@@ -137,7 +136,8 @@ def batches(settings: PaperSettings, data: Mapping[str, Prepared], seed: int) ->
 
 def train_mlp(settings: PaperSettings, *, data: Mapping[str, Prepared], seed: int, path: Path) -> Trained:
     """Trains the paper's network on the run's batches and records it."""
-    return train(settings, data=data, batches=batches(settings, data, seed), seed=seed, path=path)
+    model, optimizer = paper_network(settings, data, seed)
+    return train_on_images(model, optimizer, settings, data=data, batches=batches(settings, data, seed), path=path)
 
 
 def trained_without(

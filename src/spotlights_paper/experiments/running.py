@@ -175,7 +175,13 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
         preset=preset,
         settings=asdict(settings),
         seed=seed,
-        versions=_versions(),
+        versions={
+            "spotlights": sl.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        },
         exactness={
             layer: Exactness(check.ok, check.relative_error, check.change_error)
             for layer, check in verification.items()
@@ -201,16 +207,6 @@ def _claim(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in (RUN, RESULTS):
         (folder / file).unlink(missing_ok=True)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "spotlights": sl.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
 
 
 # -- all of the paper's experiments ---------------------------------------------------------
@@ -246,8 +242,6 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
         keep: keep the memories of the "paper" presets' seed 0 for looking further (23 GB); all others go.
         quick: small networks on a few hundred images, to see that it works.
     """
-    if seeds < 1:
-        raise SettingError(f"seeds={seeds}: give at least 1.")
     plan = QUICK_PLAN if quick else PLAN
     out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out).free / 1e9
@@ -265,13 +259,10 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
             load_results(folder)  # refuses a folder that cannot be read
         else:
             missing.append(run)
-    started, done = time.perf_counter(), 0
+    left = sum(plan[planned] for planned, _ in missing)
     for number, ((experiment, preset), seed) in enumerate(missing, start=1):
-        planned = sum(plan[run] for run, _ in missing)
-        pace = (time.perf_counter() - started) / 60 / done if done else 1.0
-        left = f"about {max(round(pace * (planned - done)), 1)} minutes left"
-        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; {left}")
+        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; about {left} minutes left")
         kept = keep and seed == 0 and preset in ("paper", "quick")
         run_experiment(experiment, preset=preset, seed=seed, out=folders[(experiment, preset), seed], keep=kept)
-        done += plan[experiment, preset]
+        left -= plan[experiment, preset]
     return [folder for planned in plan for (run, _), folder in folders.items() if run == planned]

@@ -162,14 +162,6 @@ def without_replacement(data: Sequence[Images], settings: ImageSettings, seed: i
         )
 
 
-def train(
-    settings: PaperSettings, *, data: Mapping[str, Prepared], batches: Iterator[ImageBatch], seed: int, path: Path
-) -> Trained:
-    """Trains the paper's network on the batches and records it."""
-    model, optimizer = paper_network(settings, data, seed)
-    return train_on_images(model, optimizer, settings, data=data, batches=batches, path=path)
-
-
 def train_on_images(
     model: nn.Module,
     optimizer: Optimizer,
@@ -196,7 +188,7 @@ def paper_network(settings: PaperSettings, data: Mapping[str, Prepared], seed: i
     """The paper's network with fresh weights, and its optimizer."""
     torch.manual_seed(seed)
     first = next(iter(data.values()))
-    model = mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
+    model = mlp((first.train.inputs.shape[1], *settings.hidden, len(first.train.classes)))
     return model, torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
 
 

@@ -62,7 +62,7 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
             lost = forgetting(trained, switch=settings.switch, images=settings.lost_images)
     return ImageResults(
         trained.sources,
-        {source: list(prepared.classes) for source, prepared in trained.data.items()},
+        {source: list(prepared.test.classes) for source, prepared in trained.data.items()},
         trained.layers,
         votes(totals),
         cross_task(totals),

@@ -36,7 +36,8 @@ class CategoryTotals:
 
 def categories(trained: Trained) -> list[str]:
     """Every category (a task and a class), task by task."""
-    return [images.train.category(label) for images in trained.data.values() for label in range(len(images.classes))]
+    train = [prepared.train for prepared in trained.data.values()]
+    return [images.category(label) for images in train for label in range(len(images.classes))]
 
 
 def by_category(

@@ -78,7 +78,7 @@ def load_data(name: str, train: int, test: int) -> Data:
         return SOURCES[name](train, test)
     images = normalised(load(name), torch.arange(train), test)
     sides = [ExampleRows(side.inputs, side.labels, side.ids) for side in (images.train, images.test)]
-    return Data(sides[0], sides[1], images.classes)
+    return Data(sides[0], sides[1], images.train.classes)
 
 
 def _parts(
