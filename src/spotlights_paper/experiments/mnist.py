@@ -53,12 +53,8 @@ class CNNSettings(ImageSettings):
     """Four epochs."""
     channels: tuple[int, int] = (16, 32)
     """Of the two convolutions. Both take every second position, so there are 14 × 14 and 7 × 7."""
-    kernels: tuple[int, int] = (5, 3)
-    """Their sizes."""
     hidden: int = 128
     """Units of the linear layer between them and the classes."""
-    dropout: float = 0.25
-    """Of the convolutions' outputs, in training."""
     lr: float = 2e-3
     """Of Adam; it falls to zero along half a cosine."""
     batch: int = 64
@@ -78,10 +74,10 @@ class ConvolutionalNetwork(nn.Module):
 
     def __init__(self, settings: CNNSettings) -> None:
         super().__init__()
-        (first, second), (large, small) = settings.channels, settings.kernels
-        self.strokes = nn.Conv2d(1, first, large, stride=2, padding=large // 2)
-        self.shapes = nn.Conv2d(first, second, small, stride=2, padding=small // 2)
-        self.dropout = nn.Dropout(settings.dropout)
+        first, second = settings.channels
+        self.strokes = nn.Conv2d(1, first, 5, stride=2, padding=2)
+        self.shapes = nn.Conv2d(first, second, 3, stride=2, padding=1)
+        self.dropout = nn.Dropout(0.25)
         self.hidden = nn.Linear(second * (SIDE // 4) ** 2, settings.hidden)
         self.classes = nn.Linear(settings.hidden, CLASSES)
 

@@ -110,15 +110,6 @@ def cells_that_hold(group: RunGroup) -> tuple[int, int]:
     return sum(verdicts), len(verdicts)
 
 
-def vote_rows(group: RunGroup) -> Rows:
-    """The vote in every layer, on the test images of every source."""
-    return [
-        [layer, source, *(percent(group.vote(layer, source, column)) for column in TABLE_1_COLUMNS)]
-        for layer in group.results[0].layers
-        for source in group.results[0].sources
-    ]
-
-
 CROSS_TASK_HEAD = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
 
 

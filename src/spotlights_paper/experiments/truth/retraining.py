@@ -10,7 +10,7 @@ order of the recorded run). Margins are kept on disk, some networks at a time, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,25 +77,16 @@ def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> dict[str, Te
         return data.loss(functional_call(template, network, (inputs,)), labels)
 
     gradients = vmap(grad(loss))
-    step = _optimizer(setting, parameters)
+    optimizer = setting.make_optimizer(list(parameters.values()))  # SGD and Adam treat each number by itself
     orders = torch.stack([job.epochs(setting.epochs) for job in jobs])
     with torch.no_grad():
         for epoch in orders.unbind(1):
             for batch in epoch.split(setting.batch, dim=1):
-                step(gradients(parameters, data.train.inputs[batch], data.train.labels[batch]))
+                found = gradients(parameters, data.train.inputs[batch], data.train.labels[batch])
+                for name, parameter in parameters.items():
+                    parameter.grad = found[name]
+                optimizer.step()
     return parameters
-
-
-def _optimizer(setting: Setting, parameters: dict[str, Tensor]) -> Callable[[dict[str, Tensor]], None]:
-    """torch's own optimizer on stacked parameters: SGD and Adam treat each number by itself."""
-    optimizer = setting.make_optimizer(list(parameters.values()))
-
-    def step(gradients: dict[str, Tensor]) -> None:
-        for name, parameter in parameters.items():
-            parameter.grad = gradients[name]
-        optimizer.step()
-
-    return step
 
 
 # -- halves -----------------------------------------------------------------------------------
