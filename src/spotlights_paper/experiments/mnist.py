@@ -32,13 +32,13 @@ from spotlights_paper.experiments.analyses.glances import (
 )
 from spotlights_paper.experiments.analyses.results import ImageResults, ask_everything
 from spotlights_paper.experiments.images import Prepared, prepare
-from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.registry import Experiment, ImageRun
 from spotlights_paper.experiments.training import (
     ImageBatch,
     ImageSettings,
     PaperSettings,
     Trained,
+    fit,
     paper_network,
     train_on_images,
     without_replacement,
@@ -141,18 +141,18 @@ def trained_without(
 ) -> nn.Module:
     """A run's own training, without recording, on its own batches without the examples that are left out."""
     model, optimizer = paper_network(settings, data, seed)
-    own, gone = islice(batches(settings, data, seed), settings.steps), torch.tensor(left_out, dtype=torch.int64)
-    for batch in track(own, settings.steps, "retraining"):
+    gone = torch.tensor(left_out, dtype=torch.int64)
+
+    def rest(batch: ImageBatch) -> ImageBatch:
         stays = ~torch.isin(batch.ids, gone)
-        if not stays.any():
-            continue
+        return ImageBatch(batch.inputs[stays], batch.labels[stays], batch.ids[stays], {})
+
+    def loss(batch: ImageBatch) -> Float[Tensor, ""]:
         # The mean over those that stay would give each of them more weight than it had.
-        losses = F.cross_entropy(model(batch.inputs[stays]), batch.labels[stays], reduction="sum")
-        optimizer.zero_grad()
-        (losses / len(stays)).backward()
-        if settings.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
+        return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum") / settings.batch
+
+    rests = map(rest, islice(batches(settings, data, seed), settings.steps))
+    fit(None, [optimizer], settings, batches=(batch for batch in rests if len(batch.ids)), loss=loss)
     return model
 
 

@@ -118,20 +118,11 @@ def votes(totals: CategoryTotals) -> list[Vote]:
     result = []
     for layer, values in totals.layers.items():
         vote = values.sum(axis=1).argmax(axis=1)
+        is_target, is_output = vote == totals.target, vote == totals.output
         for index, source in enumerate(totals.sources):
-            right = totals.right & (totals.task == index)
-            wrong = ~totals.right & (totals.task == index)
-            result.append(
-                Vote(
-                    layer,
-                    source,
-                    right=int(right.sum()),
-                    right_target=int(np.sum(vote[right] == totals.target[right])),
-                    wrong=int(wrong.sum()),
-                    wrong_target=int(np.sum(vote[wrong] == totals.target[wrong])),
-                    wrong_output=int(np.sum(vote[wrong] == totals.output[wrong])),
-                )
-            )
+            right, wrong = (rows & (totals.task == index) for rows in (totals.right, ~totals.right))
+            counted = right, right & is_target, wrong, wrong & is_target, wrong & is_output
+            result.append(Vote(layer, source, *(int(rows.sum()) for rows in counted)))
     return result
 
 
