@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from spotlights.figures.palette import INK, QUIET
 from spotlights_paper.experiments.analyses.results import ImageResults
-from spotlights_paper.experiments.registry import NAME
 
 SHORT_NAMES = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
 """For class names that do not fit below a bar."""
@@ -26,10 +25,6 @@ class Picture:
     name: str
     caption: str
     figure: Figure
-
-    def __post_init__(self) -> None:
-        if NAME.fullmatch(self.name) is None:  # it becomes a file
-            raise ValueError(f"{self.name!r} is not the name of a figure")
 
 
 def class_names(results: ImageResults, source: str) -> list[str]:

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from spotlights_paper.experiments.analyses.cases import WantedImage
 from spotlights_paper.experiments.analyses.glances import (
-    all_of,
     class_of_the_other_task_on_top,
     no_other_task_on_top,
     other_task_has_the_largest_total,
@@ -183,7 +182,7 @@ EXPERIMENTS = {
         },
         (
             WantedImage("mnist", 6, figure="3a", number=5938),
-            WantedImage("mnist", 3, right=True, figure="10a", also=vote_is_the_class_everywhere),
+            WantedImage("mnist", 3, right=True, figure="10a", also=(vote_is_the_class_everywhere,)),
         ),
     ),
     "mnist-joint": _experiment(
@@ -195,13 +194,13 @@ EXPERIMENTS = {
         },
         (
             WantedImage("fashion-mnist", 9, figure="3b", number=981),
-            WantedImage("fashion-mnist", 3, right=True, figure="10b", also=no_other_task_on_top),
+            WantedImage("fashion-mnist", 3, right=True, figure="10b", also=(no_other_task_on_top,)),
             WantedImage(
                 "fashion-mnist",
                 5,
                 right=True,
                 figure="10c",
-                also=all_of(class_of_the_other_task_on_top, vote_of_the_last_layer_disagrees),
+                also=(class_of_the_other_task_on_top, vote_of_the_last_layer_disagrees),
             ),
         ),
     ),
@@ -215,7 +214,7 @@ EXPERIMENTS = {
             "quick": replace(QUICK, steps=160, switch=80),
         },
         (
-            WantedImage("mnist", 1, says=3, figure="10d", also=other_task_has_the_largest_total),
+            WantedImage("mnist", 1, says=3, figure="10d", also=(other_task_has_the_largest_total,)),
             WantedImage("fashion-mnist", 3, right=True, figure="10e"),
             WantedImage("mnist", 7, right=True, figure="10f"),
         ),

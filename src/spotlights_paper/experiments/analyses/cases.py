@@ -36,7 +36,7 @@ class WantedImage:
     """The paper's figure that shows the image, such as "3a"."""
     number: int | None = None
     """Of the image in its test set; then nothing else counts."""
-    also: Rule | None = None
+    also: tuple[Rule, ...] = ()
     """What else the paper says of the image."""
 
 
@@ -127,10 +127,11 @@ def find(trained: Trained, wanted: WantedImage) -> tuple[int, bool, float] | Non
     if wanted.says is not None:
         fits &= said == wanted.says
     places = fits.nonzero()[:, 0]
-    if wanted.also is None:
+    if not wanted.also:
         return (int(places[0]), True, float("nan")) if len(places) else None
     some = places[:_CANDIDATES]
-    true = torch.tensor([wanted.also(glance) for glance in glances(trained, test, some)], dtype=torch.bool)
+    looked = glances(trained, test, some)
+    true = torch.tensor([all(rule(glance) for rule in wanted.also) for glance in looked], dtype=torch.bool)
     if true.any():
         return int(some[true][0]), True, float(true.double().mean())
     first = places if len(places) else of_label.nonzero()[:, 0]

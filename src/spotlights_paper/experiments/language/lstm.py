@@ -52,9 +52,7 @@ class LanguageSettings(TextSettings):
     """What trains with products that round to bfloat16, if anything: "states" (see `TabledLSTM`; without dropout of
     the embeddings) or "softmax"."""
     optimizer: str = "adam"
-    """"adam" as the paper has it; "sgd" for contributions, which then are one number for each step."""
-    momentum: float = 0.9
-    """Of SGD."""
+    """"adam" as the paper has it; "sgd" (momentum 0.9) for contributions, which then are one number for each step."""
     weight_decay: float = 0.0
     """Of Adam, coupled."""
     state_drop: float = 0.0
@@ -270,7 +268,7 @@ def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.o
     sparse = list(model.embedding.parameters()) if settings.sparse else []
     dense = [parameter for parameter in model.parameters() if not any(parameter is other for other in sparse)]
     if settings.optimizer == "sgd":
-        return [torch.optim.SGD(dense, lr=settings.lr, momentum=settings.momentum)]
+        return [torch.optim.SGD(dense, lr=settings.lr, momentum=0.9)]
     if settings.optimizer != "adam":
         raise SettingError(f'No optimizer "{settings.optimizer}". There are: adam, sgd.')
     adam = torch.optim.Adam(dense, lr=settings.lr, weight_decay=settings.weight_decay)
