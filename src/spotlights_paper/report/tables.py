@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spotlights_paper.experiments.analyses.results import ImageResults
@@ -29,15 +29,6 @@ class RunGroup:
     @property
     def name(self) -> str:
         return f"{self.experiment}-{self.preset}"
-
-    def accuracy(self, source: str) -> Estimate:
-        return Estimate.over_seeds([run.accuracy[source] for run in self.runs])
-
-    def vote(self, layer: str, source: str, column: str) -> Estimate:
-        """One cell of Table 1; `column` is one of `TABLE_1_COLUMNS`."""
-        votes = [vote for results in self.results for vote in results.votes]
-        cells = [getattr(vote, column) for vote in votes if (vote.layer, vote.source) == (layer, source)]
-        return Estimate.over_seeds([cell for cell in cells if cell == cell])
 
 
 def groups_of(runs: Iterable[Findings]) -> list[RunGroup]:
@@ -71,9 +62,8 @@ def accuracy_rows(groups: Sequence[RunGroup]) -> Rows:
         for source in first.sources:
             reported = ACCURACIES.get(group.experiment, {}).get(source)
             paper = f"{reported:.0f}" if reported else "–"
-            rows.append(
-                [group.experiment, group.preset, f"{source}, at the end", paper, percent(group.accuracy(source)), seeds]
-            )
+            ours = _over_seeds(run.accuracy[source] for run in group.runs)
+            rows.append([group.experiment, group.preset, f"{source}, at the end", paper, ours, seeds])
         if first.masks:
             before = _over_seeds(results.masks[0].accuracy["mnist"] for results in group.results)
             when = f"mnist, at step {first.masks[0].as_of:,}"
@@ -87,27 +77,25 @@ def table_1_head() -> list[str]:
 
 def table_1_rows(group: RunGroup) -> Rows:
     """Table 1: for each layer ours and the paper's, side by side."""
-    rows: Rows = []
-    source = group.results[0].sources[0]
-    for layer in group.results[0].layers:
-        row: list[object] = [layer]
-        for index, column in enumerate(TABLE_1_COLUMNS):
-            reported = TABLE_1[layer][index] if layer in TABLE_1 else None
-            row += [percent(group.vote(layer, source, column)), reported.text(1) if reported else "–"]
-        rows.append(row)
-    return rows
+    return [
+        [layer, *(text for ours, paper in cells for text in (percent(ours), paper.text(1)))]
+        for layer, cells in _table_1(group)
+    ]
 
 
 def cells_that_hold(group: RunGroup) -> tuple[int, int]:
     """How many cells of Table 1 are within the paper's bounds, and how many there are."""
-    source = group.results[0].sources[0]
-    verdicts = [
-        holds(reported, 100 * group.vote(layer, source, column).mean)
-        for layer, cells in TABLE_1.items()
-        if layer in group.results[0].layers
-        for column, reported in zip(TABLE_1_COLUMNS, cells, strict=True)
-    ]
+    verdicts = [holds(paper, 100 * ours.mean) for _, cells in _table_1(group) for ours, paper in cells]
     return sum(verdicts), len(verdicts)
+
+
+def _table_1(group: RunGroup) -> Iterator[tuple[str, list[tuple[Estimate, Estimate]]]]:
+    """For each layer the cells, ours and the paper's."""
+    for layer, reported in TABLE_1.items():
+        votes = [vote for results in group.results for vote in results.votes if vote.layer == layer]
+        shares = [[getattr(vote, column) for vote in votes] for column in TABLE_1_COLUMNS]
+        ours = [Estimate.over_seeds([share for share in some if share == share]) for some in shares]
+        yield layer, list(zip(ours, reported, strict=True))
 
 
 CROSS_TASK_HEAD = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
