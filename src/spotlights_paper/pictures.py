@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spotlights.figures.palette import INK, QUIET
-from spotlights_paper.experiments.analyses.results import ImageResults
 
 SHORT_NAMES = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
 """For class names that do not fit below a bar."""
@@ -27,13 +26,14 @@ class Picture:
     figure: Figure
 
 
-def class_names(results: ImageResults, source: str) -> list[str]:
-    return [SHORT_NAMES.get(name, name) for name in results.classes[source]]
+def class_names(classes: Mapping[str, Sequence[str]], source: str) -> list[str]:
+    """Short names of the classes of a source; `classes` has those of every source."""
+    return [SHORT_NAMES.get(name, name) for name in classes[source]]
 
 
-def all_names(results: ImageResults) -> list[str]:
-    """The class names of all sources, source by source."""
-    return [name for source in results.sources for name in class_names(results, source)]
+def all_names(classes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Short names of all classes, source by source."""
+    return [name for source in classes for name in class_names(classes, source)]
 
 
 def task_colour(source: str) -> str:

@@ -121,7 +121,7 @@ def _draw_tasks(
         marks = {case.output: "said"}
         if source == case.source and not case.right:
             marks[case.label] = "true"
-        draw(axes, panel, names=dict(enumerate(class_names(results, source))), marks=marks)
+        draw(axes, panel, names=dict(enumerate(class_names(results.classes, source))), marks=marks)
         axes.set(xlabel="", ylabel="")
         axes.tick_params(axis="y", labelleft=not places)
         places.append(axes)
@@ -138,7 +138,7 @@ def _draw_tasks(
 def _contributions(results: ImageResults, case: Case) -> Figure:
     """One row for each logit and layer: bars above or below zero, then images for and against."""
     rows = [(layer, layer.pushed[i]) for i in range(len(case.layers[0].pushed)) for layer in case.layers]
-    width = 3.4 if len(all_names(results)) <= 10 else 5.6
+    width = 3.4 if len(all_names(results.classes)) <= 10 else 5.6
     with style():
         figure = new_figure(width + 6.4, 1.75 * len(rows) + 0.7)
         grid = GridSpec(len(rows), 3, figure, width_ratios=(width, 3.1, 3.1))
@@ -175,7 +175,7 @@ def _draw_bars(axes: Axes, results: ImageResults, values: np.ndarray, *, named: 
     places = [task * (classes + 1) + label for task in range(tasks) for label in range(classes)]
     heights = values.reshape(-1)
     axes.bar(places, heights, width=0.78, color=sign_colours(heights.tolist()))
-    name_ticks(axes, places, all_names(results) if named else [])
+    name_ticks(axes, places, all_names(results.classes) if named else [])
     if named and tasks > 1:
         axes.set_xlabel("   |   ".join(results.sources), fontsize=8)
 
@@ -185,7 +185,7 @@ def _draw_bars(axes: Axes, results: ImageResults, values: np.ndarray, *, named: 
 
 def ranks_against_time(results: ImageResults, case: Case, *, steps: int) -> Picture:
     """A row for each layer, a panel for each class: a dot for each slot, a line for the mean of neighbouring ranks."""
-    names = class_names(results, results.sources[0])
+    names = class_names(results.classes, results.sources[0])
     with style():
         figure = new_figure(1.05 * len(names) + 0.6, 1.35 * len(case.layers) + 0.5)
         grid = figure.subplots(len(case.layers), len(names), squeeze=False, sharex=True, sharey=True)

@@ -47,7 +47,7 @@ def samples_figure(results: ImageResults, name: str) -> Picture:
         ):
             pictures = []
             for glance in line:
-                names = class_names(results, glance.source)
+                names = class_names(results.classes, glance.source)
                 votes = ", ".join(names[layer.vote] for layer in glance.layers)
                 below = f"said {names[glance.output]}\nmost: {votes}"
                 pictures.append(Captioned(glance.pixels, names[glance.label], below, colours([glance.label])[0]))
@@ -158,7 +158,7 @@ def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | 
 def _interference_figure(results: ImageResults, lost: ForgottenImages, switch: int, prefix: str) -> Picture:
     """A map for each layer, class of the second task × class of the forgotten one, on a scale of its own around 0."""
     other = results.sources[1]
-    rows, columns, cell = class_names(results, lost.source), class_names(results, other), 0.42
+    rows, columns, cell = class_names(results.classes, lost.source), class_names(results.classes, other), 0.42
     with style():
         width = (cell * len(columns) + 0.9) * len(lost.layers) + 0.8
         figure = new_figure(width, max(cell * len(rows), 2.0) + 1.15)
