@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from spotlights_paper import datasets
@@ -145,10 +144,7 @@ def _experiment(
     queries: Sequence[paper.PaperQuery] = (),
     train: Callable[..., TrainedLanguage] = train_lstm,
 ) -> Experiment:
-    def run(settings: Any, *, seed: int, path: Path) -> TrainedLanguage:
-        return train(settings, data=load(settings), seed=seed, path=path)
-
-    return Experiment(presets, run, partial(analyse, queries=queries), LanguageRun, LanguageResults, load)
+    return Experiment(presets, load, train, partial(analyse, queries=queries), LanguageRun, LanguageResults)
 
 
 EXPERIMENTS = {

@@ -163,12 +163,11 @@ def _experiment(
 ) -> Experiment:
     """An experiment on some data sets, with the test images that are looked at closely."""
 
-    def run(settings: ImageSettings, *, seed: int, path: Path) -> Trained:
+    def load(settings: ImageSettings) -> dict[str, Prepared]:
         order = reversed(sources) if getattr(settings, "reversed_order", False) else sources
-        data = {source: prepare(source, settings.train_images, settings.test_images) for source in order}
-        return train(settings, data=data, seed=seed, path=path)
+        return {source: prepare(source, settings.train_images, settings.test_images) for source in order}
 
-    return Experiment(presets, run, partial(ask_everything, wanted=cases), ImageRun, ImageResults)
+    return Experiment(presets, load, train, partial(ask_everything, wanted=cases), ImageRun, ImageResults)
 
 
 EXPERIMENTS = {

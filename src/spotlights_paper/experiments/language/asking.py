@@ -205,9 +205,7 @@ def open_run(path: str | Path) -> tuple[TrainedLanguage, TextSettings]:
     if not (folder / MEMORY).exists():
         raise UnsupportedError(f"{folder} has no memory: it was thrown away. Run it again without --discard-memory.")
     run = load_run(folder)
-    load = experiment_named(name).load
-    assert load is not None
-    data = load(settings)
+    data = experiment_named(name).load(settings)
     if digest(data) != run.text_sha256:
         raise SettingError(f"{settings.text} is not the text any more that {folder} was trained on.")
     try:
