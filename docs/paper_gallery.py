@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spotlights.figures import save
-from spotlights_paper.experiments.running import load_run
 from spotlights_paper.report.gallery import Exhibit, exhibits
-from spotlights_paper.statements import HEAD, STATEMENTS, Judged, judge, rows
+from spotlights_paper.statements import HEAD, STATEMENTS, Findings, Judged, judge, rows
 
 FOLDER = Path(__file__).parent / "paper"
 PAGE, VERDICTS = FOLDER / "index.md", FOLDER / "verdicts.json"
@@ -33,10 +32,10 @@ statement's bound is taken from the paper's wording; our number is the mean over
 
 def markdown(folders: Sequence[Path]) -> str:
     """The whole page; its pictures and verdicts are written beside it."""
-    judged = verdicts(folders)
-    sections = {exhibit.title: "\n\n".join(_exhibit(exhibit)) for exhibit in exhibits(folders, judged)}
-    runs = [load_run(folder) for folder in folders]
-    given = [f"spotlights run {run.experiment} --preset {run.preset} " for run in runs]
+    runs = Findings.of(folders)
+    judged = verdicts(runs)
+    sections = {exhibit.title: "\n\n".join(_exhibit(exhibit)) for exhibit in exhibits(runs, judged)}
+    given = [found.command.partition("--seed")[0] for found in runs]
     titles, last = list(sections), 0
     for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
         title = section.partition("\n")[0]
@@ -49,19 +48,18 @@ def markdown(folders: Sequence[Path]) -> str:
     return "\n\n".join([INTRODUCTION, *(sections[title] for title in titles)]) + "\n"
 
 
-def verdicts(folders: Sequence[Path]) -> list[Judged]:
+def verdicts(runs: Sequence[Findings]) -> list[Judged]:
     """The verdicts of these runs and of earlier ones."""
     known = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    for folder in folders:
-        run = load_run(folder)
-        said = {judged.statement.text: _plain(*judged.verdicts[0]) for judged in judge([folder])}
-        known.setdefault(f"{run.experiment} {run.preset}", {})[str(run.seed)] = said
+    for found in runs:
+        said = {judged.statement.text: _plain(*judged.verdicts[0]) for judged in judge([found])}
+        known.setdefault(f"{found.run.experiment} {found.run.preset}", {})[str(found.run.seed)] = said
     lines = [f"{json.dumps(name)}: {{\n" + _seeds(known[name]) + "\n}" for name in sorted(known)]
     VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     judged = []
     for statement in sorted(STATEMENTS, key=lambda statement: statement.section):
-        runs = [known.get(f"{statement.experiment} {preset}", {}) for preset in statement.presets]
-        said = [run[statement.text] for run in next(filter(None, runs), {}).values() if statement.text in run]
+        earlier = [known.get(f"{statement.experiment} {preset}", {}) for preset in statement.presets]
+        said = [run[statement.text] for run in next(filter(None, earlier), {}).values() if statement.text in run]
         judged += [Judged(statement, [(held, tuple(numbers)) for held, numbers in said])] if said else []
     return judged
 

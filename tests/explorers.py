@@ -115,7 +115,7 @@ def reader_run() -> Path:
     """The folder of a language run of the command line: characters of a short text, folded, as by default."""
     text = ROOT / "verse.txt"
     text.write_text(VERSE * 12, encoding="utf-8")
-    return run_experiment("char-lm", preset="quick", steps=14, text=text, out=ROOT / "reader", pictures=False)
+    return run_experiment("char-lm", preset="quick", steps=14, text=text, out=ROOT / "reader")
 
 
 @cache

@@ -1,6 +1,7 @@
 """`spotlights audit` and `spotlights retrain-check`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from real_data import need
 from spotlights.cli import app
 from spotlights_paper import datasets
 from spotlights_paper.experiments import retrain_check
+from spotlights_paper.experiments.registry import experiment_named
 from spotlights_paper.experiments.running import run_experiment
 from spotlights_paper.subjects import subject_of
 
@@ -96,6 +98,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_run_s_own_training_leaves_the_recorded_network(run: Path):
+    again = subject_of(run).retrain([])
+    for name, value in load_file(run / "model.safetensors").items():
+        torch.testing.assert_close(again.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_in_reversed_order_is_trained_again_in_that_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    need("mnist", "fashion-mnist")
+    presets = experiment_named("mnist-continual").presets
+    monkeypatch.setitem(presets, "backwards", replace(presets["quick"], steps=6, switch=3, reversed_order=True))
+    run = run_experiment("mnist-continual", preset="backwards", out=tmp_path / "run")
     again = subject_of(run).retrain([])
     for name, value in load_file(run / "model.safetensors").items():
         torch.testing.assert_close(again.state_dict()[name], value, rtol=1e-5, atol=1e-5)

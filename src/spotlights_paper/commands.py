@@ -99,7 +99,7 @@ def reproduce(
 
     folders = run_plan(seeds=seeds, out=out, keep=keep, quick=quick)
     page = write_report(folders, out / "report")
-    judged = statements.judge(folders)
+    judged = statements.judge(statements.Findings.of(folders))
     if as_json:
         print_json({"page": str(page), "statements": [statement.as_dict() for statement in judged]})
     else:

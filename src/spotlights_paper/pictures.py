@@ -1,8 +1,8 @@
-"""Images with captions, and pages of suspicious training examples."""
+"""What all figures share: images with captions, names of classes, colours of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,45 @@ from jaxtyping import Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spotlights.figures.palette import AGAINST, QUIET, new_figure, style
+from spotlights.figures.palette import INK, QUIET
 
-_ACROSS = 10
+SHORT_NAMES = {"T-shirt/top": "T-shirt", "Ankle boot": "Boot"}
+"""For class names that do not fit below a bar."""
+TASK_COLOURS = {"mnist": "#0b5394", "fashion-mnist": "#d9722e"}
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure, the name of its files and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+def class_names(classes: Mapping[str, Sequence[str]], source: str) -> list[str]:
+    """Short names of the classes of a source; `classes` has those of every source."""
+    return [SHORT_NAMES.get(name, name) for name in classes[source]]
+
+
+def all_names(classes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Short names of all classes, source by source."""
+    return [name for source in classes for name in class_names(classes, source)]
+
+
+def task_colour(source: str) -> str:
+    return TASK_COLOURS.get(source, INK)
+
+
+def name_ticks(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Names on the x axis, at an angle where they are words; no ticks for an empty list."""
+    slanted = any(len(name) > 3 for name in names)
+    for tick in axes.set_xticks(places if len(names) else [], names, fontsize=7.5):
+        if slanted:
+            tick.label1.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
+
+
+# -- images with captions ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +85,3 @@ def draw_images(axes: Axes, images: Sequence[Captioned], *, across: int | None =
         draw_image(inset, image.pixels, frame=image.frame)
         axes.text(middle, 0.91, image.above, ha="center", va="bottom", weight="bold")
         axes.text(middle, 0.22, image.below, ha="center", va="top", fontsize=7.5, color=QUIET, linespacing=1.4)
-
-
-def suspect_picture(
-    pixels: np.ndarray, label: str | None, answer: str | None, example: object, suspicion: float
-) -> Captioned:
-    """One suspect: its label above, the network's answer below, a coloured frame where the two differ."""
-    below = f"says {answer or '–'}\n{example} · {suspicion:.4g}"
-    return Captioned(pixels, label or "", below, AGAINST if answer is not None and answer != label else QUIET)
-
-
-def plot_suspects(pictures: Sequence[Captioned]) -> Figure:
-    """Draws pictures, which `suspect_picture` makes, ten in a row."""
-    lines = [pictures[start : start + _ACROSS] for start in range(0, len(pictures), _ACROSS)]
-    with style():
-        figure = new_figure(11.0, 1.75 * max(len(lines), 1) + 0.4)
-        grid = figure.subplots(max(len(lines), 1), 1, squeeze=False)
-        for axes, line in zip(grid[:, 0], lines, strict=False):
-            draw_images(axes, line, across=_ACROSS)
-        grid[0, 0].set_title("training examples that the network kept disagreeing with: label above, answer below")
-    return figure

@@ -103,14 +103,14 @@ def other_kernels(*, steps: int = 400, batch: int = 32, images: int = 1000) -> A
 # -- Remarks 3.3 and 3.4, Equation 17: one trained network ------------------------------------
 
 
+def _layer(weights: Weights, layer: int, inputs: Float[Tensor, "*images inputs"]) -> Float[Tensor, "*images units"]:
+    return inputs @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]
+
+
 def _activations(weights: Weights, images: Float[Tensor, "images inputs"]) -> list[Float[Tensor, "images units"]]:
     """What reaches each layer."""
-    activations = [images]
-    for layer in range(2):
-        activations.append(
-            (activations[-1] @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]).relu()
-        )
-    return activations
+    first = _layer(weights, 0, images).relu()
+    return [images, first, _layer(weights, 1, first).relu()]
 
 
 def outside(
@@ -132,15 +132,8 @@ def orthogonal_inputs(weights: Weights, *, images: int = 1000) -> Any:
     for layer, (some, asked) in enumerate(zip(keys, queries, strict=True)):
         share = outside(some, asked)
         rank = int(torch.linalg.matrix_rank(some.double().T @ some.double(), hermitian=True))
-        rows.append(
-            [
-                f"layers.{layer}",
-                f"{rank} of {some.shape[1]}",
-                f"{share.median():.1e}",
-                f"{share.max():.1e}",
-                f"{int((share > 0.01).sum())}",
-            ]
-        )
+        spanned, far = f"{rank} of {some.shape[1]}", f"{int((share > 0.01).sum())}"
+        rows.append([f"layers.{layer}", spanned, f"{share.median():.1e}", f"{share.max():.1e}", far])
     note = f"{images:,} test images. Keys: the training images as they reach each layer at the end of training."
     head = ["layer", "directions spanned", "outside, median", "outside, largest", "images with more than 1 %"]
     return build("Remark 3.3: how much of a test input is orthogonal to all keys", head, rows, note)
@@ -158,53 +151,37 @@ def compact(weights: Weights, *, slots: int, images: int = 1000) -> Any:
         keys, values = s[:r, None] * vt[:r], u[:, :r].T
         attended = sl.dot_attention(keys, values, queries)
         error = float((queries @ weight.T - attended).norm() / (queries @ weight.T).norm())
-        logits = (attended + weights["layers.1.bias"]).relu() @ weights["layers.2.weight"].T + weights["layers.2.bias"]
+        logits = _layer(weights, 2, (attended + weights["layers.1.bias"]).relu())
         right = float((logits.argmax(dim=1) == data.test.labels).double().mean())
         rows.append([f"{r} singular directions", f"{r * (inputs + outputs):,}", f"{error:.1e}", f"{right:.1%}"])
     rows.append(["the matrix", f"{inputs * outputs:,}", "0", rows[-1][3]])
     rows.append([f"the dual form, {slots:,} slots", f"{slots * (inputs + outputs):,}", "rounding", rows[-1][3]])
     note = f"layers.1, {images:,} test images. A singular direction belongs to no training example."
-    return build(
-        "Remark 3.4: one layer, many attention systems", ["keys and values", "numbers", "error", "accuracy"], rows, note
-    )
+    head = ["keys and values", "numbers", "error", "accuracy"]
+    return build("Remark 3.4: one layer, many attention systems", head, rows, note)
 
 
 def feed_forward(weights: Weights, *, image: int = 5938, k: int = 5) -> Any:
     """Equation 17: two layers as a memory of hidden units, for one test image and its answer."""
     test = prepare("mnist", None, image + 1).test
     query = _activations(weights, test.inputs[image : image + 1].flatten(1))[1][0]
-    before = weights["layers.1.weight"] @ query + weights["layers.1.bias"]
-    scores = before.relu()
-    logits = weights["layers.2.weight"] @ scores + weights["layers.2.bias"]
+    scores = _layer(weights, 1, query).relu()
+    logits = _layer(weights, 2, scores)
     target = int(logits.argmax())
-    terms = scores * weights["layers.2.weight"][target]
+    values = weights["layers.2.weight"][target]
+    terms = scores * values
     order = terms.abs().argsort(descending=True)
     rows = [
-        [
-            f"hidden unit {unit}",
-            f"{scores[unit]:.3f}",
-            f"{weights['layers.2.weight'][target, unit]:+.3f}",
-            f"{terms[unit]:+.3f}",
-        ]
+        [f"hidden unit {unit}", f"{scores[unit]:.3f}", f"{values[unit]:+.3f}", f"{terms[unit]:+.3f}"]
         for unit in order[:k].tolist()
     ]
-    rows.append(
-        [
-            f"the other {len(terms) - k} units ({int((scores > 0).sum())} of all are active)",
-            "",
-            "",
-            f"{terms[order[k:]].sum():+.3f}",
-        ]
-    )
+    others = f"the other {len(terms) - k} units ({int((scores > 0).sum())} of all are active)"
+    rows.append([others, "", "", f"{terms[order[k:]].sum():+.3f}"])
     rows.append(["bias", "", "", f"{weights['layers.2.bias'][target]:+.3f}"])
     rows.append([f"logit of {target}", "", "", f"{logits[target]:+.3f}"])
     head = ["key: a row of W₁", "score after ReLU", "value: an entry of W₂", "score · value"]
-    return build(
-        f"Equation 17: test image {image} through layers.1 and layers.2",
-        head,
-        rows,
-        "The keys are weights, not training examples; in the dual form each of both layers is a sum over examples.",
-    )
+    note = "The keys are weights, not training examples; in the dual form each of both layers is a sum over examples."
+    return build(f"Equation 17: test image {image} through layers.1 and layers.2", head, rows, note)
 
 
 def main(folder: Path) -> None:

@@ -12,16 +12,15 @@ from rich.console import Console
 from torch import nn
 
 import spotlights as sl
-from spotlights.errors import SettingError
 from spotlights_paper.datasets import Vocabulary
 from spotlights_paper.experiments import demo, running
-from spotlights_paper.experiments.images import Images, Prepared, prepare
+from spotlights_paper.experiments.images import Images, Prepared
 from spotlights_paper.experiments.language.asking import KERNEL, before, open_run
 from spotlights_paper.experiments.language.gpt import GPTSettings
 from spotlights_paper.experiments.language.trained import TextSettings
 from spotlights_paper.experiments.mnist import CNNSettings, ConvolutionalNetwork, trained_without
-from spotlights_paper.experiments.registry import EXPERIMENTS
-from spotlights_paper.experiments.training import ImageSettings, PaperSettings, recorded_network, restored
+from spotlights_paper.experiments.registry import EXPERIMENTS, experiment_named
+from spotlights_paper.experiments.training import recorded_network, restored
 
 WINDOWS = 120
 """Pieces of the test text, spread evenly over it."""
@@ -53,25 +52,21 @@ def _experiment(file: Path) -> Any:
 def _of_demo(folder: Path) -> sl.Subject:
     mark = json.loads((folder / demo.MARK).read_text(encoding="utf-8"))
     images = demo.load_images(mark["data"], Console(stderr=True))
-    return _of_images(folder, demo.MEMORY, recorded_network, {images.source: images})
+    return _of_images(folder, demo.MEMORY, recorded_network, {images.train.source: images})
 
 
 def _of_experiment(folder: Path) -> sl.Subject:
     name, settings = running.started(folder)
     if isinstance(settings, TextSettings):
         return _of_language_run(folder)
-    if not isinstance(settings, ImageSettings):
-        raise SettingError(f"{folder} is a run of {name}, which has no subject yet. Write one: --subject FILE.py:NAME.")
-    sources = ["mnist", "fashion-mnist"] if name in ("mnist-joint", "mnist-continual") else ["mnist"]
-    data = {source: prepare(source, settings.train_images, settings.test_images) for source in sources}
-    if isinstance(settings, PaperSettings):
+    data = experiment_named(name).load(settings)
+    if isinstance(settings, CNNSettings):
+        return _of_images(folder, running.MEMORY, lambda memory: restored(memory, ConvolutionalNetwork(settings)), data)
 
-        def retrain(left_out: Sequence[int]) -> nn.Module:
-            return trained_without(settings, data, left_out, seed=running.load_run(folder).seed)
+    def retrain(left_out: Sequence[int]) -> nn.Module:
+        return trained_without(settings, data, left_out, seed=running.load_run(folder).seed)
 
-        return _of_images(folder, running.MEMORY, recorded_network, data, retrain)
-    assert isinstance(settings, CNNSettings)
-    return _of_images(folder, running.MEMORY, lambda memory: restored(memory, ConvolutionalNetwork(settings)), data)
+    return _of_images(folder, running.MEMORY, recorded_network, data, retrain)
 
 
 def _of_images(
@@ -96,7 +91,7 @@ def _of_images(
         labels=torch.cat([test.labels for test in tests]),
         ids=torch.cat([test.ids for test in tests]),
         sources=[test.source for test in tests for _ in range(len(test))],
-        classes={source: prepared.classes for source, prepared in data.items()},
+        classes={source: prepared.test.classes for source, prepared in data.items()},
         show=lambda example: owner(example).pixels_of(example),
         show_input=lambda position: pixels[position],
         example_input=lambda example: owner(example).inputs[owner(example).position(example)],

@@ -21,7 +21,6 @@ import spotlights as sl
 from real_data import need
 from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases, find
 from spotlights_paper.experiments.analyses.forgetting import forgetting, masks
-from spotlights_paper.experiments.analyses.results import audit
 from spotlights_paper.experiments.analyses.test_set import (
     CategoryTotals,
     categories,
@@ -170,22 +169,6 @@ def _totals_of(plain: Plain, layer: str, query: np.ndarray, of: Callable[[Slot],
     return sums
 
 
-def test_suspects_equal_a_loop_over_errors_and_have_their_own_pictures(trained: Trained, plain: Plain) -> None:
-    norms: dict[int, float] = defaultdict(float)
-    said: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(10))
-    for slot in plain.slots:
-        norms[slot.example] += slot.factor * float(np.linalg.norm(slot.errors["layers.2"]))
-        said[slot.example] += slot.factor * slot.errors["layers.2"]
-    found = audit(trained, 12)
-    np.testing.assert_allclose([each.suspicion for each in found], sorted(norms.values())[:-13:-1], rtol=1e-4)
-    for each in found:
-        train = trained.data[each.source].train
-        (place,) = (train.ids == each.example).nonzero().flatten().tolist()
-        assert each.suspicion == pytest.approx(norms[each.example], rel=1e-4)
-        assert (each.label, each.says) == (int(train.labels[place]), int(said[each.example].argmax()))
-        np.testing.assert_array_equal(each.pixels, train.pixels[place].numpy())
-
-
 # -- the whole test set -----------------------------------------------------------------------
 
 
@@ -236,9 +219,6 @@ def test_votes_equal_a_loop_over_test_images(trained: Trained, plain: Plain, tot
         assert vote.target_given_right == pytest.approx(expected[1] / expected[0])
         assert vote.output_given_wrong == pytest.approx(expected[4] / expected[2])
         assert vote.target_given_wrong == pytest.approx(expected[3] / expected[2])
-        (a, b), (c, d) = vote.agreement("target")
-        assert [a, a + b, c, c + d] == [expected[1], expected[0], expected[3], expected[2]]
-        assert vote.agreement("output")[1] == [expected[4], expected[2] - expected[4]]
 
 
 def test_cross_task_shares_equal_a_loop(trained: Trained, plain: Plain, totals: CategoryTotals) -> None:
@@ -452,7 +432,6 @@ def test_interference_equals_a_loop_over_forgotten_digits(trained: Trained, plai
                 value = _contribution(slot, layer, queries[layer][0], directions[layer])
                 sums[index, label, trained.sources.index(slot.source), slot.label] += value
     np.testing.assert_array_equal(found.answered, answered)
-    np.testing.assert_array_equal(found.forgotten, answered.sum(axis=1))
     for index, layer in enumerate(found.layers):
         for label in range(10):
             if not counts[label]:
@@ -461,10 +440,6 @@ def test_interference_equals_a_loop_over_forgotten_digits(trained: Trained, plai
             np.testing.assert_allclose(
                 layer.contributions[label], sums[index, label] / counts[label], rtol=1e-3, atol=1e-4
             )
-            if layer.adds_up:
-                whole = layer.initial[label] + layer.contributions[label].sum()
-                assert whole == pytest.approx(layer.margin[label], abs=1e-4)
-                assert layer.margin[label] > 0
     assert [layer.adds_up for layer in found.layers] == [False, False, True]
 
 
@@ -472,7 +447,7 @@ def test_fewer_forgotten_digits_can_be_taken_apart(trained: Trained) -> None:
     whole = forgetting(trained, switch=SETTINGS.switch, images=1000)
     some = forgetting(trained, switch=SETTINGS.switch, images=2)
     assert some.sampled == 2
-    np.testing.assert_array_equal(some.forgotten, whole.forgotten)
+    np.testing.assert_array_equal(some.answered, whole.answered)
 
 
 # -- questions that the analyses brought along ------------------------------------------------

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from real_data import need
+from spotlights_paper.experiments.paper import PAPER_IMAGES
 from spotlights_paper.experiments.running import load_results, run_experiment, save_results
 from spotlights_paper.report import write_gallery
-from spotlights_paper.report.case_figures import FIGURES, attention_figure
-from spotlights_paper.report.gallery import CASES, covers, exhibits
+from spotlights_paper.report.case_figures import attention_figure
+from spotlights_paper.report.gallery import covers, exhibits
 from spotlights_paper.report.schematic import both_forms
-from spotlights_paper.statements import STATEMENTS
+from spotlights_paper.statements import STATEMENTS, Findings
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.usefixtures("load_once")
@@ -34,8 +35,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_cases_are_all_figures_from_3_to_28_but_the_schematics():
-    assert set(CASES) == set(FIGURES)
-    assert sorted(number for numbers in FIGURES.values() for number in numbers) == [*range(4, 10), *range(11, 29)]
+    numbers = sorted(number for image in PAPER_IMAGES.values() for number in image.figures)
+    assert numbers == [*range(4, 10), *range(11, 29)]
 
 
 def test_a_statement_is_shown_beside_the_figures_it_names():
@@ -45,14 +46,14 @@ def test_a_statement_is_shown_beside_the_figures_it_names():
     assert covers("Tables 2 to 4", "Table", [3])
     assert not covers("Tables 2 to 4", "Figure", [3])
     assert not covers("Figure 22", "Figure", [2])
-    numbers = [number for some in FIGURES.values() for number in some] + [3, 10]
+    numbers = [number for image in PAPER_IMAGES.values() for number in image.figures] + [3, 10]
     for statement in STATEMENTS:
         if statement.shown.startswith("Figure"):
             assert covers(statement.shown, "Figure", numbers)
 
 
 def test_the_gallery_is_in_the_papers_order_and_on_a_page(single: Path, tmp_path: Path, quick_figures: None):
-    found = exhibits([single])
+    found = exhibits(Findings.of([single]))
     titles = [each.title for each in found]
     assert titles[:4] == [
         "What does not hold, and why",

@@ -230,7 +230,7 @@ def test_a_run_is_judged_against_what_needs_no_training(which: str, request: pyt
 
 
 def test_sgd_with_errors_is_exact(book: Path):
-    folder = run_experiment("char-lm", preset="sgd", steps=3, text=book, out=book.parent / "sgd", pictures=False)
+    folder = run_experiment("char-lm", preset="sgd", steps=3, text=book, out=book.parent / "sgd")
     run = load_run(folder)
     assert run.exact
     assert "rnn.l0" in run.exactness

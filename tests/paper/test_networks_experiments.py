@@ -177,11 +177,12 @@ def contributions_by_position(
 
 def test_passages_toward_a_character_are_those_that_add_most_to_its_logit(gpt: TrainedLanguage):
     prompt = "saw the h"
-    found = passages_toward(gpt, prompt, token="e", k=3)
+    found = passages_toward(gpt, prompt, k=3)
     assert found.what == "contribution"
     assert found.layer == "head"
-    number = gpt.data.vocabulary.tokens.index("e")
     inputs = {"tokens": gpt.data.vocabulary.encode(prompt)[None]}
+    with torch.no_grad():
+        number = int(gpt.model(inputs["tokens"])[0, -1].argmax())
     sums = contributions_by_position(gpt, "head", inputs, len(prompt) - 1, lambda out: out[:, -1, number])
     best = max(sums.values())
     assert found[0].score == pytest.approx(best, rel=1e-4)
@@ -194,16 +195,8 @@ def test_passages_toward_a_character_are_those_that_add_most_to_its_logit(gpt: T
     head = gpt.memory.attend(gpt.model, inputs, layers=["head"])["head"].at(len(prompt) - 1)
     initial = float(head.contributions(lambda out: out[:, -1, number]).initial[0])
     assert initial + sum(sums.values()) == pytest.approx(logit, abs=1e-4)
-    assert f"toward 'e' as the next character: {logit:.2f}" in (found.note or "")
-
-
-def test_by_default_it_is_toward_what_the_network_says(gpt: TrainedLanguage):
-    with torch.no_grad():
-        said = int(gpt.model(gpt.data.vocabulary.encode("the fo")[None])[0, -1].argmax())
-    token = gpt.data.vocabulary.tokens[said]
-    assert passages_toward(gpt, "the fo", k=2).note == passages_toward(gpt, "the fo", token=token, k=2).note
-    with pytest.raises(sl.UnknownNameError, match="is not a character of the training text"):
-        passages_toward(gpt, "the fo", token="ß")
+    said = gpt.data.vocabulary.tokens[number]
+    assert f"toward {said!r} as the next character: {logit:.2f}" in (found.note or "")
 
 
 def test_passages_of_a_long_prompt_are_those_of_its_end(gpt: TrainedLanguage):
@@ -216,25 +209,25 @@ def test_passages_of_a_long_prompt_are_those_of_its_end(gpt: TrainedLanguage):
 def test_the_first_level_is_the_softmax_and_the_second_adds_up_to_the_inclination(gpt: TrainedLanguage):
     model, prompt = gpt.model, "A fox saw"
     assert isinstance(model, GPT)
-    found = two_levels(gpt, prompt, token=-2, block=0, picks=2, k=2)
+    found = two_levels(gpt, prompt)
     tokens = gpt.data.vocabulary.encode(prompt)[None]
-    token = len(prompt) - 2
-    block = model.blocks[0]
+    token = len(prompt) - 1
+    first, block = model.blocks
     with torch.no_grad():
-        seen = block.attention_norm(model.embedding(tokens) + model.places(torch.arange(len(prompt))))[0]
+        seen = block.attention_norm(first(model.embedding(tokens) + model.places(torch.arange(len(prompt)))))[0]
         queries, keys = (layer(seen).view(len(prompt), 2, 6) for layer in (block.to_query, block.to_key))
         inclined = torch.einsum("hd,khd->hk", queries[token], keys[: token + 1]) / 6**0.5
         weights = inclined.softmax(dim=1)
     assert torch.allclose(torch.tensor(found.weights), weights, atol=1e-5)
-    expected = weights.mean(dim=0).topk(2)
+    expected = weights.mean(dim=0).topk(3)
     assert [looked.place for looked in found.looked] == expected.indices.tolist()
-    inputs = {"tokens": tokens, "looks_in": 0}
+    inputs = {"tokens": tokens, "looks_in": 1}
     for looked in found.looked:
         inclination = float(inclined[:, looked.place].mean())
         assert looked.inclination == pytest.approx(inclination, abs=1e-5)
         target = inclination_to(token, looked.place)
         for layer, row, hits in (("to_key", looked.place, looked.by_key), ("to_query", token, looked.by_query)):
-            name = f"blocks.0.{layer}"
+            name = f"blocks.1.{layer}"
             sums = contributions_by_position(gpt, name, inputs, row, target)
             initial = gpt.memory.attend(model, inputs)[name].at(row).contributions(target).initial
             assert float(initial[0]) + sum(sums.values()) == pytest.approx(inclination, abs=1e-4)
@@ -243,9 +236,7 @@ def test_the_first_level_is_the_softmax_and_the_second_adds_up_to_the_inclinatio
         assert looked.by_value.what == "contribution"
 
 
-def test_two_levels_refuse_what_is_not_there(gpt: TrainedLanguage):
-    with pytest.raises(sl.SettingError, match="there are 3 tokens and 2 blocks"):
-        two_levels(gpt, "the", token=3)
+def test_heads_that_do_not_divide_the_width_are_refused():
     with pytest.raises(sl.SettingError, match="cannot be divided among 5 heads"):
         GPT(7, replace(GPT_SETTINGS, heads=5))
 
@@ -279,4 +270,3 @@ def test_the_report_shows_both_levels(run: Path, tmp_path: Path):
 def test_the_presets_are_known():
     assert [next(iter(experiment_named(name).presets)) for name in ("aesop-gpt", "mnist-cnn")] == ["laptop"] * 2
     assert {"mnist-cnn", "aesop-gpt"} <= set(EXPERIMENTS)
-    assert preset_named("aesop-gpt", "laptop").tied

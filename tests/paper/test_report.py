@@ -23,12 +23,12 @@ from spotlights_paper.report import write_report
 from spotlights_paper.report.case_figures import case_figures
 from spotlights_paper.report.tables import (
     accuracy_rows,
-    agreement_tables,
     cells_that_hold,
-    gather,
+    groups_of,
     mask_rows,
     table_1_rows,
 )
+from spotlights_paper.statements import Findings
 
 pytestmark = pytest.mark.usefixtures("load_once")
 
@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, seed in (("mnist-single", 0), ("mnist-single", 1), ("mnist-continual", 0)):
         found[f"{name}-{seed}"] = run_experiment(
-            name, preset="quick", seed=seed, out=root / f"{name}-{seed}", keep=False, pictures=seed == 0
+            name, preset="quick", seed=seed, out=root / f"{name}-{seed}", keep=False
         )
     continual = found["mnist-continual-0"]
     results = load_results(continual)
@@ -78,7 +78,7 @@ def test_every_figure_is_there_as_png_and_pdf_and_on_the_page(page: Path) -> Non
     assert names == {path.stem for path in figures.glob("*.pdf")}
     expected = {
         *(f"-1-{what}" for what in ("attention", "contributions")),
-        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples", "suspects")),
+        *(f"-{what}" for what in ("masks", "interference", "cross-task", "over-time", "samples")),
     }
     assert names == {f"mnist-continual-quick{each}" for each in expected}
     for name in names:
@@ -100,21 +100,9 @@ def test_the_page_says_how_it_was_made_and_what_was_found(page: Path, runs: dict
     assert f"{max(check.relative_error for check in run.exactness.values()):.1e}" in text
 
 
-def test_the_page_shows_suspicious_labels_and_does_without_them(
-    page: Path, runs: dict[str, Path], tmp_path: Path
-) -> None:
-    assert "<h3>Suspicious labels</h3>" in page.read_text(encoding="utf-8")
-    older = Path(shutil.copytree(runs["mnist-single-1"], tmp_path / "older"))
-    plain = json.loads((older / "results.json").read_text(encoding="utf-8"))
-    assert len(plain.pop("suspects")) == 30
-    (older / "results.json").write_text(json.dumps(plain), encoding="utf-8")
-    assert "Suspicious labels" not in write_report([older], tmp_path / "page").read_text(encoding="utf-8")
-
-
 def test_table_1_has_means_over_seeds_beside_the_papers(runs: dict[str, Path]) -> None:
-    (group,), _ = gather([runs["mnist-single-1"], runs["mnist-single-0"]])
+    (group,) = groups_of(Findings.of([runs["mnist-single-1"], runs["mnist-single-0"]]))
     assert [run.seed for run in group.runs] == [0, 1]
-    assert group.shown == 0
     rows = table_1_rows(group)
     hold = 0
     for row, layer in zip(rows, ("layers.0", "layers.1", "layers.2"), strict=True):
@@ -137,17 +125,9 @@ def test_table_1_has_means_over_seeds_beside_the_papers(runs: dict[str, Path]) -
     assert cells_that_hold(group) == (hold, 9)
 
 
-def test_agreement_tables_add_up_to_all_test_images(runs: dict[str, Path]) -> None:
-    (group,), _ = gather([runs["mnist-single-0"], runs["mnist-single-1"]])
-    tables = agreement_tables(group)
-    assert len(tables) == 6
-    for _, _, rows in tables:
-        assert sum(int(str(cell).replace(",", "")) for row in rows for cell in row[1:]) == 2 * 200
-
-
 def test_accuracies_and_masks_are_those_of_the_runs(runs: dict[str, Path]) -> None:
     folder = runs["mnist-continual-0"]
-    (group,), _ = gather([folder])
+    (group,) = groups_of(Findings.of([folder]))
     rows = accuracy_rows([group])
     run, results = load_run(folder), load_results(folder)
     assert [row[3] for row in rows] == ["45", "85", "97"]

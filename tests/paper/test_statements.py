@@ -26,6 +26,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_experiment("mnist-single", preset="quick", out=tmp_path_factory.mktemp("statements") / "r", keep=False)
 
 
+def verdicts(*folders: Path) -> list[Judged]:
+    return statements.judge(statements.Findings.of(folders))
+
+
 def find(judged: list[Judged], words: str) -> Judged:
     return next(each for each in judged if words in each.statement.text)
 
@@ -48,7 +52,7 @@ def test_a_verdict_counts_the_runs_it_held_in_and_averages_their_numbers():
 
 def test_verdicts_follow_the_results(single: Path, tmp_path: Path):
     words = "Class 3 has the largest total score"
-    before = find(statements.judge([single]), words)
+    before = find(verdicts(single), words)
     results = load_results(single)
     other = tmp_path / "other"
     other.mkdir()
@@ -64,22 +68,22 @@ def test_verdicts_follow_the_results(single: Path, tmp_path: Path):
         save_results(replace(results, cases=[replace(case, layers=layers)]), other)
 
     with_total(2)
-    assert find(statements.judge([other]), words).verdict == "holds"
+    assert find(verdicts(other), words).verdict == "holds"
     with_total(0)
-    after = find(statements.judge([other]), words)
+    after = find(verdicts(other), words)
     assert after.verdict == "does not hold"
     assert after.ours == "ranks 10, 10, 10"
-    both = find(statements.judge([single, other]), words)
+    both = find(verdicts(single, other), words)
     assert (both.held, len(both.verdicts)) == (before.held, 2)
 
 
 def test_a_run_is_not_asked_about_what_it_does_not_have(single: Path, tmp_path: Path):
-    judged = statements.judge([single])
+    judged = verdicts(single)
     assert {each.statement.experiment for each in judged} == {"mnist-single"}
     assert find(judged, "The “6” is answered")
     (tmp_path / "run.json").write_text((single / "run.json").read_text())
     save_results(replace(load_results(single), cases=[]), tmp_path)
-    left = statements.judge([tmp_path])
+    left = verdicts(tmp_path)
     assert len(left) < len(judged)
     assert not any("“6”" in each.statement.text for each in left)
 
@@ -90,7 +94,7 @@ def test_reproduce_says_what_holds(single: Path, tmp_path: Path, monkeypatch: py
     done = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)["statements"]
-    assert len(said) == len(statements.judge([single]))
+    assert len(said) == len(verdicts(single))
     assert all(0 <= each["held"] <= each["runs"] == 1 for each in said)
     table = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)]).stdout
-    assert statements.summary(statements.judge([single])) in " ".join(table.split())
+    assert statements.summary(verdicts(single)) in " ".join(table.split())

@@ -141,18 +141,16 @@ def load_text(name: str) -> TextDataset:
     contents = find_files(entry)
     parts = [split_text(contents[file.name].decode(), entry.unit, spaced=True) for (file,) in entry.files.values()]
     if entry.test_tokens is not None:
-        return _cut(name, entry.unit, parts[0], entry.test_tokens)
-    train, test = parts
-    return TextDataset.of(name, entry.unit, train, test)
+        parts = [parts[0][: -entry.test_tokens], parts[0][-entry.test_tokens :]]
+    return TextDataset.of(name, entry.unit, *parts)
 
 
-def read_text(path: str | Path, unit: str, *, test_tokens: int | None = None) -> TextDataset:
-    """A text file of your own.
+def read_text(path: str | Path, unit: str) -> TextDataset:
+    """A text file of your own, in UTF-8; a tenth at its end, at most 20,000 tokens, is the test text.
 
     Args:
-        path: the file, in UTF-8.
+        path: the file.
         unit: "character" or "word".
-        test_tokens: how many tokens at the end are the test text; by default a tenth, at most 20,000.
     """
     path = Path(path)
     if path.exists() and not path.is_file():  # a pipe would never end
@@ -166,10 +164,5 @@ def read_text(path: str | Path, unit: str, *, test_tokens: int | None = None) ->
     tokens = split_text(text, unit)
     if len(tokens) < _FEWEST:
         raise DatasetError(f"{path} has {len(tokens)} {unit}s, which are too few to train on. Give a longer text.")
-    return _cut(path.stem, unit, tokens, min(20_000, len(tokens) // 10) if test_tokens is None else test_tokens)
-
-
-def _cut(name: str, unit: str, tokens: Sequence[str], test_tokens: int) -> TextDataset:
-    if not 0 < test_tokens < len(tokens):
-        raise SettingError(f"test_tokens={test_tokens}: {name} has {len(tokens)} {unit}s in all.")
-    return TextDataset.of(name, unit, tokens[:-test_tokens], tokens[-test_tokens:])
+    cut = len(tokens) - min(20_000, len(tokens) // 10)
+    return TextDataset.of(path.stem, unit, tokens[:cut], tokens[cut:])

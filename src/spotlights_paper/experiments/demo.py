@@ -35,8 +35,9 @@ from spotlights_paper.experiments.training import (
     accuracy,
     answers,
     mlp,
+    paper_network,
     recorded_network,
-    train,
+    train_on_images,
 )
 
 MEMORY, MARK = "demo.memory", "demo.json"
@@ -101,13 +102,15 @@ def run(settings: DemoSettings, console: Console) -> DemoOutcome:
     """Trains, verifies, explains."""
     console.print(Rule("Spotlights: which training examples is an answer made of?"))
     images = load_images(settings.data, console)
-    settings = replace(settings, data=images.source)
+    settings = replace(settings, data=images.train.source)
     _claim(settings)
     _announce(images.train, settings, console)
 
-    path, source = settings.out / MEMORY, batches(images.train, settings)
+    path, data = settings.out / MEMORY, {settings.data: images}
+    model, optimizer = paper_network(settings, data, settings.seed)
+    source = batches(images.train, settings)
     started = time.perf_counter()
-    trained = train(settings, data={settings.data: images}, batches=source, seed=settings.seed, path=path)
+    trained = train_on_images(model, optimizer, settings, data=data, batches=source, path=path)
     seconds = time.perf_counter() - started
     memory, network, test = trained.memory, trained.model, images.test
     if memory.steps < settings.steps:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float, Shaped
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -76,11 +75,9 @@ def tables(explanation: Explanation, pixels: Shaped[Tensor, "height width"]) -> 
 
 def _letters(pixels: Shaped[Tensor, "height width"]) -> str:
     """An image in letters: two rows of pixels in each line."""
-    ink = pixels > 96
-    if len(ink) % 2:
-        ink = torch.cat([ink, torch.zeros_like(ink[:1])])
     letters = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-    return "\n".join("".join(letters[pair] for pair in zip(*lines.tolist(), strict=True)) for lines in ink.split(2))
+    pairs = [zip(*lines.tolist(), strict=True) for lines in (pixels > 96).split(2)]
+    return "\n".join("".join(letters[pair] for pair in line) for line in pairs)
 
 
 def plot_explanation(

@@ -68,8 +68,6 @@ class Images:
 class Prepared:
     """One data set: what to train on and what to ask about."""
 
-    source: str
-    classes: tuple[str, ...]
     train: Images
     test: Images
     mean: float
@@ -107,11 +105,5 @@ def normalised(dataset: Dataset, train: Int64[Tensor, "kept"] | None = None, tes
         inputs = ((shown.double() - mean) / std).float().flatten(1)
         return Images(dataset.name, dataset.classes, shown, inputs, split.labels[rows], split.ids[rows])
 
-    return Prepared(
-        dataset.name,
-        dataset.classes,
-        images(dataset.train, slice(None) if train is None else train),
-        images(dataset.test, slice(test)),
-        float(mean),
-        float(std),
-    )
+    chosen = slice(None) if train is None else train
+    return Prepared(images(dataset.train, chosen), images(dataset.test, slice(test)), float(mean), float(std))

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from spotlights_paper import datasets
@@ -31,7 +30,6 @@ PAPER_CHARACTERS = LanguageSettings(
     embedding=64,
     projection=1024,
     hidden=1024,
-    initial_embedding=0.1,
     weight_decay=1e-7,
     state_drop=0.01,
     lr=1e-3,
@@ -67,7 +65,6 @@ PAPER_WORDS = LanguageSettings(
     steps=10_000,
     embedding=200,
     hidden=200,
-    initial_embedding=0.1,
     weight_decay=1e-7,
     state_drop=0.01,
     dropout=0.5,
@@ -147,10 +144,7 @@ def _experiment(
     queries: Sequence[paper.PaperQuery] = (),
     train: Callable[..., TrainedLanguage] = train_lstm,
 ) -> Experiment:
-    def run(settings: Any, *, seed: int, path: Path) -> TrainedLanguage:
-        return train(settings, data=load(settings), seed=seed, path=path)
-
-    return Experiment(presets, run, partial(analyse, queries=queries), LanguageRun, LanguageResults, load)
+    return Experiment(presets, load, train, partial(analyse, queries=queries), LanguageRun, LanguageResults)
 
 
 EXPERIMENTS = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 
 from spotlights_paper.experiments.analyses.cases import WantedImage
 from spotlights_paper.experiments.analyses.glances import (
-    all_of,
     class_of_the_other_task_on_top,
     no_other_task_on_top,
     other_task_has_the_largest_total,
@@ -31,15 +31,14 @@ from spotlights_paper.experiments.analyses.glances import (
 )
 from spotlights_paper.experiments.analyses.results import ImageResults, ask_everything
 from spotlights_paper.experiments.images import Prepared, prepare
-from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.registry import Experiment, ImageRun
 from spotlights_paper.experiments.training import (
     ImageBatch,
     ImageSettings,
     PaperSettings,
     Trained,
+    fit,
     paper_network,
-    train,
     train_on_images,
     without_replacement,
 )
@@ -53,12 +52,8 @@ class CNNSettings(ImageSettings):
     """Four epochs."""
     channels: tuple[int, int] = (16, 32)
     """Of the two convolutions. Both take every second position, so there are 14 × 14 and 7 × 7."""
-    kernels: tuple[int, int] = (5, 3)
-    """Their sizes."""
     hidden: int = 128
     """Units of the linear layer between them and the classes."""
-    dropout: float = 0.25
-    """Of the convolutions' outputs, in training."""
     lr: float = 2e-3
     """Of Adam; it falls to zero along half a cosine."""
     batch: int = 64
@@ -78,10 +73,10 @@ class ConvolutionalNetwork(nn.Module):
 
     def __init__(self, settings: CNNSettings) -> None:
         super().__init__()
-        (first, second), (large, small) = settings.channels, settings.kernels
-        self.strokes = nn.Conv2d(1, first, large, stride=2, padding=large // 2)
-        self.shapes = nn.Conv2d(first, second, small, stride=2, padding=small // 2)
-        self.dropout = nn.Dropout(settings.dropout)
+        first, second = settings.channels
+        self.strokes = nn.Conv2d(1, first, 5, stride=2, padding=2)
+        self.shapes = nn.Conv2d(first, second, 3, stride=2, padding=1)
+        self.dropout = nn.Dropout(0.25)
         self.hidden = nn.Linear(second * (SIDE // 4) ** 2, settings.hidden)
         self.classes = nn.Linear(settings.hidden, CLASSES)
 
@@ -136,7 +131,8 @@ def batches(settings: PaperSettings, data: Mapping[str, Prepared], seed: int) ->
 
 def train_mlp(settings: PaperSettings, *, data: Mapping[str, Prepared], seed: int, path: Path) -> Trained:
     """Trains the paper's network on the run's batches and records it."""
-    return train(settings, data=data, batches=batches(settings, data, seed), seed=seed, path=path)
+    model, optimizer = paper_network(settings, data, seed)
+    return train_on_images(model, optimizer, settings, data=data, batches=batches(settings, data, seed), path=path)
 
 
 def trained_without(
@@ -144,18 +140,18 @@ def trained_without(
 ) -> nn.Module:
     """A run's own training, without recording, on its own batches without the examples that are left out."""
     model, optimizer = paper_network(settings, data, seed)
-    own, gone = islice(batches(settings, data, seed), settings.steps), torch.tensor(left_out, dtype=torch.int64)
-    for batch in track(own, settings.steps, "retraining"):
+    gone = torch.tensor(left_out, dtype=torch.int64)
+
+    def rest(batch: ImageBatch) -> ImageBatch:
         stays = ~torch.isin(batch.ids, gone)
-        if not stays.any():
-            continue
+        return ImageBatch(batch.inputs[stays], batch.labels[stays], batch.ids[stays], {})
+
+    def loss(batch: ImageBatch) -> Float[Tensor, ""]:
         # The mean over those that stay would give each of them more weight than it had.
-        losses = F.cross_entropy(model(batch.inputs[stays]), batch.labels[stays], reduction="sum")
-        optimizer.zero_grad()
-        (losses / len(stays)).backward()
-        if settings.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
+        return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum") / settings.batch
+
+    rests = map(rest, islice(batches(settings, data, seed), settings.steps))
+    fit(None, [optimizer], settings, batches=(batch for batch in rests if len(batch.ids)), loss=loss)
     return model
 
 
@@ -167,15 +163,11 @@ def _experiment(
 ) -> Experiment:
     """An experiment on some data sets, with the test images that are looked at closely."""
 
-    def run(settings: ImageSettings, *, seed: int, path: Path) -> Trained:
+    def load(settings: ImageSettings) -> dict[str, Prepared]:
         order = reversed(sources) if getattr(settings, "reversed_order", False) else sources
-        data = {source: prepare(source, settings.train_images, settings.test_images) for source in order}
-        return train(settings, data=data, seed=seed, path=path)
+        return {source: prepare(source, settings.train_images, settings.test_images) for source in order}
 
-    def analyse(trained: Trained, settings: ImageSettings, *, pictures: bool) -> ImageResults:
-        return ask_everything(trained, settings, cases if pictures else ())
-
-    return Experiment(presets, run, analyse, ImageRun, ImageResults)
+    return Experiment(presets, load, train, partial(ask_everything, wanted=cases), ImageRun, ImageResults)
 
 
 EXPERIMENTS = {
@@ -189,7 +181,7 @@ EXPERIMENTS = {
         },
         (
             WantedImage("mnist", 6, figure="3a", number=5938),
-            WantedImage("mnist", 3, right=True, figure="10a", also=vote_is_the_class_everywhere),
+            WantedImage("mnist", 3, right=True, figure="10a", also=(vote_is_the_class_everywhere,)),
         ),
     ),
     "mnist-joint": _experiment(
@@ -201,13 +193,13 @@ EXPERIMENTS = {
         },
         (
             WantedImage("fashion-mnist", 9, figure="3b", number=981),
-            WantedImage("fashion-mnist", 3, right=True, figure="10b", also=no_other_task_on_top),
+            WantedImage("fashion-mnist", 3, right=True, figure="10b", also=(no_other_task_on_top,)),
             WantedImage(
                 "fashion-mnist",
                 5,
                 right=True,
                 figure="10c",
-                also=all_of(class_of_the_other_task_on_top, vote_of_the_last_layer_disagrees),
+                also=(class_of_the_other_task_on_top, vote_of_the_last_layer_disagrees),
             ),
         ),
     ),
@@ -221,7 +213,7 @@ EXPERIMENTS = {
             "quick": replace(QUICK, steps=160, switch=80),
         },
         (
-            WantedImage("mnist", 1, says=3, figure="10d", also=other_task_has_the_largest_total),
+            WantedImage("mnist", 1, says=3, figure="10d", also=(other_task_has_the_largest_total,)),
             WantedImage("fashion-mnist", 3, right=True, figure="10e"),
             WantedImage("mnist", 7, right=True, figure="10f"),
         ),

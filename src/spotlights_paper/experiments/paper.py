@@ -75,6 +75,59 @@ BEFORE_SWITCH = 97.0
 """MNIST in percent, before Fashion-MNIST takes over."""
 
 
+# -- test images ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaperImage:
+    """A test image that the paper looks at."""
+
+    experiment: str
+    what: str
+    said: str
+    """What the paper says of it, in our words."""
+    figures: tuple[int, int, int]
+    """Of its top scores, its totals and its top training images."""
+
+
+PAPER_IMAGES = {
+    "3a": PaperImage(
+        "mnist-single",
+        "a “6”",
+        "MNIST test image 5938. Slots of class 6 score high in all layers, and some zeros as high; added up over all "
+        "slots, class 6 is first.",
+        (4, 5, 8),
+    ),
+    "3b": PaperImage(
+        "mnist-joint",
+        "an ankle boot, after joint training",
+        "Fashion-MNIST test image 981. The input layer attends to boots, the later layers to both tasks: a “9” is "
+        "among the top images of the last layer. Coats have the largest total in the input layer, boots gain later.",
+        (6, 7, 9),
+    ),
+    "10a": PaperImage("mnist-single", "a “3”", "Another example of the single task, much like the “6”.", (12, 13, 11)),
+    "10b": PaperImage(
+        "mnist-joint", "a dress, after joint training", "No digit is among its top images.", (15, 16, 14)
+    ),
+    "10c": PaperImage(
+        "mnist-joint",
+        "a sandal, after joint training",
+        "A “5” is among its top images. The class with the largest total is not the answer.",
+        (18, 19, 17),
+    ),
+    "10d": PaperImage(
+        "mnist-continual",
+        "a “1” that is answered 3",
+        "After the second task, a clear “1” is taken for class 3, which in that task is a dress. Ones and dresses "
+        "score high in the input layer; in the last layer dresses have the largest total.",
+        (21, 22, 20),
+    ),
+    "10e": PaperImage("mnist-continual", "a dress, after the second task", "It is answered rightly.", (24, 25, 23)),
+    "10f": PaperImage("mnist-continual", "a “7”, after the second task", "It is still answered rightly.", (27, 28, 26)),
+}
+"""By the paper's figure."""
+
+
 # -- appendix C -------------------------------------------------------------------------------
 
 

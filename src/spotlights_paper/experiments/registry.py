@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spotlights.errors import UnknownNameError
-from spotlights_paper.datasets import TextDataset
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names that a run may have: they become names of files and anchors on a page."""
@@ -163,20 +163,24 @@ class Experiment:
 
     presets: dict[str, Any]
     """Settings by name; the first ones are the default."""
-    run: Callable[..., Any]
-    """`run(settings, seed=…, path=…)` trains and records: a memory, its model, and facts() for run.json."""
+    load: Callable[[Any], Any]
+    """The data that some settings train on: a text, or images by source."""
+    train: Callable[..., Any]
+    """`train(settings, data=…, seed=…, path=…)` trains and records: a memory, its model, and facts() for run.json."""
     analyse: Callable[..., Any]
-    """`analyse(trained, settings, pictures=…)` asks all questions; `pictures`: also about single test inputs."""
+    """`analyse(trained, settings)` asks all questions."""
     run_file: type[RunFile]
     """What run.json holds."""
     results: type
     """What results.json holds."""
-    load: Callable[[Any], TextDataset] | None = None
-    """The text that some settings train on."""
 
     @property
     def settings(self) -> type:
         return type(next(iter(self.presets.values())))
+
+    def run(self, settings: Any, *, seed: int, path: Path) -> Any:
+        """Loads, trains and records."""
+        return self.train(settings, data=self.load(settings), seed=seed, path=path)
 
 
 EXPERIMENTS = {

@@ -137,10 +137,7 @@ def _answer(model: nn.Module, batch: Any) -> Any:
 
 
 def _some_of_each_source(sources: list[str] | None, count: int) -> list[int]:
-    seen: dict[str, int] = {}
-    places = []
+    places: dict[str, list[int]] = {}
     for place, source in enumerate(sources or [""] * count):
-        seen[source] = seen.get(source, 0) + 1
-        if seen[source] <= TESTS:
-            places.append(place)
-    return places
+        places.setdefault(source, []).append(place)
+    return sorted(place for some in places.values() for place in some[:TESTS])

@@ -51,7 +51,6 @@ def run_experiment(
     text: Path | None = None,
     out: Path | None = None,
     keep: bool = True,
-    pictures: bool = True,
 ) -> Path:
     """Trains, records, verifies and analyses; returns the folder.
 
@@ -63,7 +62,6 @@ def run_experiment(
         text: the text file to train on, for an experiment on a text of your own.
         out: the folder; `runs/NAME-PRESET-SEED` by default. An earlier run there is replaced.
         keep: False throws the memory away when it has been analysed.
-        pictures: also look at single test images.
     """
     preset = next(iter(experiment_named(name).presets)) if preset is None else preset
     settings = preset_named(name, preset)
@@ -74,7 +72,7 @@ def run_experiment(
             raise SettingError(f"{name} has data of its own. For a text file: spotlights run char-lm --text {text}.")
         settings = replace(settings, text=str(text.absolute()))
     folder = Path("runs") / f"{name}-{preset}-{seed}" if out is None else out
-    return _run(name, preset, settings, seed=seed, folder=folder, keep=keep, pictures=pictures)
+    return _run(name, preset, settings, seed=seed, folder=folder, keep=keep)
 
 
 def repeat(path: Path, *, out: Path | None = None, keep: bool = True) -> Path:
@@ -83,7 +81,7 @@ def repeat(path: Path, *, out: Path | None = None, keep: bool = True) -> Path:
     run = _read(path, _run_file)
     settings = from_plain(experiment_named(run.experiment).settings, run.settings)
     folder = path.parent.with_name(f"{path.parent.name}-repeated") if out is None else out
-    return _run(run.experiment, run.preset, settings, seed=run.seed, folder=folder, keep=keep, pictures=True)
+    return _run(run.experiment, run.preset, settings, seed=run.seed, folder=folder, keep=keep)
 
 
 def load_run(folder: Path) -> Any:
@@ -142,7 +140,7 @@ def _read(path: Path, understand: Callable[[Any], Any]) -> Any:
         raise MemoryFormatError(f"{path} is not what `spotlights run` writes ({error}). Repeat the run.") from error
 
 
-def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep: bool, pictures: bool) -> Path:
+def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep: bool) -> Path:
     if settings.steps < 1:
         raise SettingError(f"steps={settings.steps}: give at least 1.")
     if (getattr(settings, "switch", None) or 0) >= settings.steps:
@@ -168,7 +166,7 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
     seconds["verify"] = time.perf_counter() - started
 
     started = time.perf_counter()
-    results = experiment.analyse(trained, settings, pictures=pictures)
+    results = experiment.analyse(trained, settings)
     seconds["analyses"] = time.perf_counter() - started
 
     save_results(results, folder)
@@ -177,7 +175,13 @@ def _run(name: str, preset: str, settings: Any, *, seed: int, folder: Path, keep
         preset=preset,
         settings=asdict(settings),
         seed=seed,
-        versions=_versions(),
+        versions={
+            "spotlights": sl.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        },
         exactness={
             layer: Exactness(check.ok, check.relative_error, check.change_error)
             for layer, check in verification.items()
@@ -203,16 +207,6 @@ def _claim(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in (RUN, RESULTS):
         (folder / file).unlink(missing_ok=True)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "spotlights": sl.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
 
 
 # -- all of the paper's experiments ---------------------------------------------------------
@@ -248,8 +242,6 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
         keep: keep the memories of the "paper" presets' seed 0 for looking further (23 GB); all others go.
         quick: small networks on a few hundred images, to see that it works.
     """
-    if seeds < 1:
-        raise SettingError(f"seeds={seeds}: give at least 1.")
     plan = QUICK_PLAN if quick else PLAN
     out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out).free / 1e9
@@ -267,13 +259,10 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
             load_results(folder)  # refuses a folder that cannot be read
         else:
             missing.append(run)
-    started, done = time.perf_counter(), 0
+    left = sum(plan[planned] for planned, _ in missing)
     for number, ((experiment, preset), seed) in enumerate(missing, start=1):
-        planned = sum(plan[run] for run, _ in missing)
-        pace = (time.perf_counter() - started) / 60 / done if done else 1.0
-        left = f"about {max(round(pace * (planned - done)), 1)} minutes left"
-        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; {left}")
+        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; about {left} minutes left")
         kept = keep and seed == 0 and preset in ("paper", "quick")
         run_experiment(experiment, preset=preset, seed=seed, out=folders[(experiment, preset), seed], keep=kept)
-        done += plan[experiment, preset]
+        left -= plan[experiment, preset]
     return [folder for planned in plan for (run, _), folder in folders.items() if run == planned]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -162,14 +163,6 @@ def without_replacement(data: Sequence[Images], settings: ImageSettings, seed: i
         )
 
 
-def train(
-    settings: PaperSettings, *, data: Mapping[str, Prepared], batches: Iterator[ImageBatch], seed: int, path: Path
-) -> Trained:
-    """Trains the paper's network on the batches and records it."""
-    model, optimizer = paper_network(settings, data, seed)
-    return train_on_images(model, optimizer, settings, data=data, batches=batches, path=path)
-
-
 def train_on_images(
     model: nn.Module,
     optimizer: Optimizer,
@@ -196,12 +189,12 @@ def paper_network(settings: PaperSettings, data: Mapping[str, Prepared], seed: i
     """The paper's network with fresh weights, and its optimizer."""
     torch.manual_seed(seed)
     first = next(iter(data.values()))
-    model = mlp((first.train.inputs.shape[1], *settings.hidden, len(first.classes)))
+    model = mlp((first.train.inputs.shape[1], *settings.hidden, len(first.train.classes)))
     return model, torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
 
 
 def fit(
-    recorder: sl.Recorder,
+    recorder: sl.Recorder | None,
     optimizers: Sequence[Optimizer],
     settings: Any,
     *,
@@ -214,7 +207,7 @@ def fit(
     """The training loop, with recording, of images and of texts; returns the loss of each step.
 
     Args:
-        recorder: records the first optimizer; the others go along.
+        recorder: records the first optimizer, if at all; the others go along.
         optimizers: their parameters' gradients are clipped for the first one only.
         settings: how many steps, and the norm to clip to.
         batches: the batch of each step, with the columns to record (`batch.recorded`).
@@ -225,10 +218,11 @@ def fit(
     """
     clipped = [parameter for group in optimizers[0].param_groups for parameter in group["params"]]
     losses = []
-    with recorder:
+    with recorder or nullcontext():
         left = islice(batches, done, settings.steps)
         for step, batch in enumerate(track(left, settings.steps - done, "training"), start=done + 1):
-            recorder.batch(**batch.recorded)
+            if recorder is not None:
+                recorder.batch(**batch.recorded)
             value = loss(batch)
             for optimizer in optimizers:
                 optimizer.zero_grad()

@@ -9,12 +9,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import spotlights as sl
+from spotlights.errors import SettingError
 from spotlights.figures import palette, save
 from spotlights_paper import statements
 from spotlights_paper.experiments.progress import track
-from spotlights_paper.report import gallery, tables, test_set_figures
-from spotlights_paper.report.case_figures import case_figures, describe
-from spotlights_paper.report.picture import Picture
+from spotlights_paper.experiments.registry import LanguageRun
+from spotlights_paper.pictures import Picture
+from spotlights_paper.report import case_figures, gallery, tables, test_set_figures
 from spotlights_paper.report.two_levels_figure import two_levels_figure
 
 __all__ = ["write_gallery", "write_report"]
@@ -34,28 +35,28 @@ TITLES = {
 }
 
 
-def write_report(runs: Iterable[Path], out: Path) -> Path:
+def write_report(folders: Iterable[Path], out: Path) -> Path:
     """Writes report.html, the gallery of the paper, and their figures about some finished runs; returns the report.
 
     Args:
-        runs: folders that `spotlights run` made. Runs that differ in their seeds only are averaged.
+        folders: those that `spotlights run` made. Runs that differ in their seeds only are averaged.
         out: the folder for the page and its figures.
     """
-    runs = list(runs)
-    groups, languages = tables.gather(runs)
+    runs = statements.Findings.of(folders)
+    if not runs:
+        raise SettingError("Give at least one run: spotlights report runs/mnist-single-paper-0.")
     page = (
         _pages(out)
         .get_template(REPORT)
         .render(
-            groups=groups,
-            languages=languages,
+            groups=tables.groups_of(runs),
+            languages=[found for found in runs if isinstance(found.run, LanguageRun)],
             judged=statements.judge(runs),
             titles=TITLES,
             track=lambda items: track(items, len(items), "drawing"),
             tables=tables,
-            pictures=test_set_figures,
-            case_figures=case_figures,
-            describe=describe,
+            figures_of_cases=case_figures,
+            figures_of_tests=test_set_figures,
             two_levels_figure=two_levels_figure,
         )
     )

@@ -16,33 +16,23 @@ from spotlights.figures.palette import INK, QUIET, colours, sign_colours, style
 from spotlights_paper.datasets.catalogue import IMAGES
 from spotlights_paper.experiments.analyses.cases import Case, Pushed, TrainingImage
 from spotlights_paper.experiments.analyses.results import ImageResults
-from spotlights_paper.pictures import Captioned, draw_images
-from spotlights_paper.report.picture import (
+from spotlights_paper.experiments.paper import PAPER_IMAGES
+from spotlights_paper.pictures import (
     SHORT_NAMES,
+    Captioned,
     Picture,
     all_names,
-    bar_places,
     class_names,
+    draw_images,
     name_ticks,
     task_colour,
 )
 
-FIGURES = {
-    "3a": (4, 5, 8),
-    "3b": (6, 7, 9),
-    "10a": (12, 13, 11),
-    "10b": (15, 16, 14),
-    "10c": (18, 19, 17),
-    "10d": (21, 22, 20),
-    "10e": (24, 25, 23),
-    "10f": (27, 28, 26),
-}
-"""The paper's figures of top scores, totals and top training images for each of its test images."""
-
-
 _NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 _TRAINING = 60_000
 """Training images of each data set: the ids of its test images come after theirs."""
+_WINDOW = 100
+"""Ranks that a line averages over."""
 
 
 def describe(results: ImageResults, case: Case) -> str:
@@ -86,7 +76,8 @@ def attention_figure(results: ImageResults, case: Case) -> Figure:
     widths = [1.15, *[2.9] * count, *[1.75] * count, 2.5]
     said = f"said {case.output}" if case.right else f"said {case.output}, wrongly"
     name = results.classes[case.source][case.label]
-    of_top, of_totals, of_images = [f"Figure {number}: " for number in FIGURES.get(case.figure, ())] or ["", "", ""]
+    shown_in = PAPER_IMAGES[case.figure].figures if case.figure in PAPER_IMAGES else ()
+    of_top, of_totals, of_images = [f"Figure {number}: " for number in shown_in] or ["", "", ""]
     with style():
         figure = new_figure(1.12 * sum(widths), 0.45 + 1.85 * len(layers))
         grid = GridSpec(len(layers), len(widths), figure, width_ratios=widths)
@@ -130,7 +121,7 @@ def _draw_tasks(
         marks = {case.output: "said"}
         if source == case.source and not case.right:
             marks[case.label] = "true"
-        draw(axes, panel, names=dict(enumerate(class_names(results, source))), marks=marks)
+        draw(axes, panel, names=dict(enumerate(class_names(results.classes, source))), marks=marks)
         axes.set(xlabel="", ylabel="")
         axes.tick_params(axis="y", labelleft=not places)
         places.append(axes)
@@ -147,15 +138,13 @@ def _draw_tasks(
 def _contributions(results: ImageResults, case: Case) -> Figure:
     """One row for each logit and layer: bars above or below zero, then images for and against."""
     rows = [(layer, layer.pushed[i]) for i in range(len(case.layers[0].pushed)) for layer in case.layers]
-    width = 3.4 if len(all_names(results)) <= 10 else 5.6
+    width = 3.4 if len(all_names(results.classes)) <= 10 else 5.6
     with style():
         figure = new_figure(width + 6.4, 1.75 * len(rows) + 0.7)
         grid = GridSpec(len(rows), 3, figure, width_ratios=(width, 3.1, 3.1))
         for row, (layer, pushed) in enumerate(rows):
-            last = row + 1 == len(rows)
             axes = figure.add_subplot(grid[row, 0])
-            values = pushed.by_category
-            _draw_bars(axes, results, values, sign_colours(values.reshape(-1).tolist()), named=last)
+            _draw_bars(axes, results, pushed.by_category, named=row + 1 == len(rows))
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_ylabel(layer.layer, weight="bold", color=INK)
@@ -180,13 +169,43 @@ def _logit_title(results: ImageResults, case: Case, pushed: Pushed) -> str:
     return f"to the logit of {target}: {total}".replace("-", "−")
 
 
-def _draw_bars(
-    axes: Axes, results: ImageResults, values: np.ndarray, tints: Sequence[str], *, named: bool
-) -> np.ndarray:
-    """One bar per class, task after task; returns where the bars stand."""
-    places = bar_places(*values.shape)
-    axes.bar(places, values.reshape(-1), width=0.78, color=tints)
-    name_ticks(axes, places, all_names(results) if named else [])
-    if named and len(results.sources) > 1:
+def _draw_bars(axes: Axes, results: ImageResults, values: np.ndarray, *, named: bool) -> None:
+    """One bar per class, task after task, with a gap between tasks."""
+    tasks, classes = values.shape
+    places = [task * (classes + 1) + label for task in range(tasks) for label in range(classes)]
+    heights = values.reshape(-1)
+    axes.bar(places, heights, width=0.78, color=sign_colours(heights.tolist()))
+    name_ticks(axes, places, all_names(results.classes) if named else [])
+    if named and tasks > 1:
         axes.set_xlabel("   |   ".join(results.sources), fontsize=8)
-    return places
+
+
+# -- rank against time ------------------------------------------------------------------------
+
+
+def ranks_against_time(results: ImageResults, case: Case, *, steps: int) -> Picture:
+    """A row for each layer, a panel for each class: a dot for each slot, a line for the mean of neighbouring ranks."""
+    names = class_names(results.classes, results.sources[0])
+    with style():
+        figure = new_figure(1.05 * len(names) + 0.6, 1.35 * len(case.layers) + 0.5)
+        grid = figure.subplots(len(case.layers), len(names), squeeze=False, sharex=True, sharey=True)
+        for line, layer in zip(grid, case.layers, strict=True):
+            tints = colours(list(range(len(names))))
+            for axes, visited, tint in zip(line, layer.top_steps[0], tints, strict=True):
+                visited = visited[visited >= 0]
+                ranks, width = np.arange(1, len(visited) + 1), min(_WINDOW, max(len(visited), 1))
+                axes.scatter(ranks, visited, s=2, color=tint, alpha=0.6, linewidths=0)
+                mean = np.convolve(visited, np.ones(width) / width, "valid")
+                axes.plot(ranks[width // 2 :][: len(mean)], mean[: len(ranks) - width // 2], color=INK, linewidth=1.4)
+                axes.tick_params(labelsize=7)
+            line[0].set_ylabel(f"{layer.layer}\nstep", fontsize=8)
+        for axes, name in zip(grid[0], names, strict=True):
+            axes.set_title(name, loc="center")
+        grid[0, 0].set_ylim(0, steps)
+        figure.supxlabel("rank of the slot within its class", fontsize=8)
+    return Picture(
+        "ranks-against-time",
+        f"When the top {case.layers[0].top_steps.shape[2]} slots of each class were visited, for the image of Figure "
+        f"{case.figure}: a dot for each slot, a line for the mean of {_WINDOW} neighbouring ranks.",
+        figure,
+    )

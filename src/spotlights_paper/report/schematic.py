@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from spotlights.figures import new_figure
-from spotlights.figures.palette import INK, QUIET, colours, style
+from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
 from spotlights_paper.experiments.analyses.cases import Case
 from spotlights_paper.experiments.analyses.results import ImageResults
-from spotlights_paper.pictures import Captioned, draw_image
-from spotlights_paper.report.picture import Picture
-
-_FOR, _AGAINST = "#0b5394", "#b45309"
+from spotlights_paper.pictures import Picture, draw_image
 
 
 def both_forms(results: ImageResults, case: Case, *, steps: int) -> Picture:
@@ -22,54 +22,38 @@ def both_forms(results: ImageResults, case: Case, *, steps: int) -> Picture:
     name = results.classes[case.source][pushed.target]
     shown = [*pushed.strongest_for, *pushed.strongest_against]
     rest = pushed.logit - pushed.initial - sum(image.value for image in shown)
+    rows = [
+        ("W₀ x and b₀, before training", pushed.initial),
+        *((f"“{image.name}”", image.value) for image in shown),
+        ("all other slots of training", rest),
+    ]
     with style():
         figure = new_figure(10.5, 4.2)
         figure.set_layout_engine("none")
         plane = figure.add_axes((0, 0, 1, 1))
         plane.set(xlim=(0, 100), ylim=(4, 44))
         plane.axis("off")
+        below = partial(plane.text, y=13.5, ha="center", va="top", fontsize=8)
+        logit = partial(plane.text, s=f"logit of {name}\n{pushed.logit:+.2f}", va="center", fontsize=10, weight="bold")
         for x, title in ((3, "Figure 1: the primal form"), (40, "Figure 2: the dual form")):
             plane.text(x, 41, title, weight="bold", color=INK, fontsize=11)
-        _image(plane, Captioned(case.pixels, "", "", colours([case.label])[0]), (3, 17), 9)
-        plane.text(
-            7.5, 13.5, "the network's input;\nx: what reaches\n" + layer.layer, ha="center", va="top", fontsize=8
-        )
+        _draw_image(plane, case.pixels, case.label, (3, 17), 9)
+        below(x=7.5, s=f"the network's input;\nx: what reaches\n{layer.layer}")
         _box(plane, (16, 17, 9, 9), f"W\n{layer.layer}")
+        below(x=20.5, s=f"trained for {steps:,} steps,\nthen training is gone")
         _arrow(plane, (12.2, 21.5), (15.8, 21.5))
         _arrow(plane, (25.2, 21.5), (28, 21.5))
-        plane.text(28.4, 21.5, f"logit of {name}\n{pushed.logit:+.2f}", va="center", fontsize=10, weight="bold")
-        plane.text(
-            20.5, 13.5, f"trained for {steps:,} steps,\nthen training is gone", ha="center", va="top", fontsize=8
-        )
-        top, height = 36.0, 33 / (len(shown) + 2)
-        rows = [(None, "W₀ x and b₀, before training", pushed.initial)]
-        rows += [
-            (
-                image,
-                f"“{image.name}”, step {image.step:,}" if image.step is not None else f"“{image.name}”",
-                image.value,
-            )
-            for image in shown
-        ]
-        rows += [(None, "all other slots of training", rest)]
-        for row, (image, words, value) in enumerate(rows):
-            y = top - row * height
-            if image is not None:
-                _image(plane, Captioned(image.pixels, "", "", colours([image.label])[0]), (41, y - 1.6), 3.4)
-            plane.text(46, y, words.replace("-", "−"), va="center", fontsize=9)
-            plane.text(
-                73,
-                y,
-                f"{value:+.4f}".replace("-", "−"),
-                va="center",
-                ha="right",
-                fontsize=9,
-                color=_FOR if value > 0 else _AGAINST,
-            )
-        middle = top - (len(rows) - 1) * height / 2
-        for row in range(len(rows)):
-            _arrow(plane, (74, top - row * height), (83.5, middle), quiet=True)
-        plane.text(84, middle, f"logit of {name}\n{pushed.logit:+.2f}", va="center", fontsize=10, weight="bold")
+        logit(x=28.4, y=21.5)
+        heights = [36 - row * 33 / len(rows) for row in range(len(rows))]
+        middle = (heights[0] + heights[-1]) / 2
+        for image, y in zip(shown, heights[1:], strict=False):
+            _draw_image(plane, image.pixels, image.label, (41, y - 1.6), 3.4)
+        for (words, value), y in zip(rows, heights, strict=True):
+            line = partial(plane.text, y=y, va="center", fontsize=9)
+            line(x=46, s=words)
+            line(x=73, s=f"{value:+.4f}".replace("-", "−"), ha="right", color=FOR if value > 0 else AGAINST)
+            _arrow(plane, (74, y), (83.5, middle), quiet=True)
+        logit(x=84, y=middle)
         plane.text(59, 39, "all visits of a training image: Σ score · value", ha="center", fontsize=8, color=QUIET)
     return Picture(
         "figures-1-2",
@@ -80,9 +64,9 @@ def both_forms(results: ImageResults, case: Case, *, steps: int) -> Picture:
     )
 
 
-def _image(plane: Axes, image: Captioned, corner: tuple[float, float], size: float) -> None:
+def _draw_image(plane: Axes, pixels: np.ndarray, label: int, corner: tuple[float, float], size: float) -> None:
     inner = plane.inset_axes((*corner, size, size), transform=plane.transData)
-    draw_image(inner, image.pixels, frame=image.frame)
+    draw_image(inner, pixels, frame=colours([label])[0])
 
 
 def _box(plane: Axes, place: tuple[float, float, float, float], words: str) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from spotlights.errors import SettingError
 from spotlights_paper.experiments.analyses.results import ImageResults
-from spotlights_paper.experiments.analyses.test_set import Vote
-from spotlights_paper.experiments.language.asking import LanguageResults, QueryPassages
+from spotlights_paper.experiments.language.asking import QueryPassages
 from spotlights_paper.experiments.language.evaluation import MEASURES, Evaluation
 from spotlights_paper.experiments.language.ranks import KERNELS
 from spotlights_paper.experiments.paper import ACCURACIES, BEFORE_SWITCH, TABLE_1, TABLE_1_COLUMNS, Estimate, holds
-from spotlights_paper.experiments.registry import ImageRun, LanguageRun
-from spotlights_paper.experiments.running import load_results, load_run
+from spotlights_paper.experiments.registry import ImageRun
 from spotlights_paper.report.test_set_figures import mask_name
+from spotlights_paper.statements import Findings
 
 Rows = list[list[object]]
 
@@ -33,55 +30,25 @@ class RunGroup:
     def name(self) -> str:
         return f"{self.experiment}-{self.preset}"
 
-    @property
-    def shown(self) -> int:
-        """The run whose pictures are shown: the first that looked at single test images."""
-        return next((index for index, results in enumerate(self.results) if results.cases), 0)
 
-    def accuracy(self, source: str) -> Estimate:
-        return Estimate.over_seeds([run.accuracy[source] for run in self.runs])
-
-    def vote(self, layer: str, source: str, column: str) -> Estimate:
-        """One cell of Table 1; `column` is one of `TABLE_1_COLUMNS`."""
-        cells = [getattr(vote, column) for vote in self.votes(layer, source)]
-        return Estimate.over_seeds([cell for cell in cells if cell == cell])
-
-    def votes(self, layer: str, source: str) -> list[Vote]:
-        """Of every run, in one layer, on the test images of one source."""
-        votes = [vote for results in self.results for vote in results.votes]
-        return [vote for vote in votes if (vote.layer, vote.source) == (layer, source)]
+def groups_of(runs: Iterable[Findings]) -> list[RunGroup]:
+    """The image runs among some runs, in their order; in each group sorted by seed."""
+    groups: dict[tuple[str, str, str], list[Findings]] = {}
+    for found in runs:
+        if isinstance(found.run, ImageRun):
+            key = found.run.experiment, found.run.preset, repr(sorted(found.run.settings.items()))
+            groups.setdefault(key, []).append(found)
+    for some in groups.values():
+        some.sort(key=lambda found: found.run.seed)
+    return [
+        RunGroup(experiment, preset, [found.run for found in some], [found.results for found in some])
+        for (experiment, preset, _), some in groups.items()
+    ]
 
 
-@dataclass(frozen=True, eq=False)
-class LanguageSection:
-    """A language model's run."""
-
-    run: LanguageRun
-    results: LanguageResults
-
-    @property
-    def name(self) -> str:
-        return f"{self.run.experiment}-{self.run.preset}-{self.run.seed}"
-
-
-def gather(folders: Iterable[Path]) -> tuple[list[RunGroup], list[LanguageSection]]:
-    """Image runs in groups, in the order of the folders and each sorted by seed; language runs one by one."""
-    groups: dict[tuple[str, str, str], list[tuple[ImageRun, ImageResults]]] = {}
-    languages = []
-    for folder in folders:
-        run, results = load_run(folder), load_results(folder)
-        if isinstance(run, LanguageRun):
-            languages.append(LanguageSection(run, results))
-        else:
-            key = run.experiment, run.preset, repr(sorted(run.settings.items()))
-            groups.setdefault(key, []).append((run, results))
-    if not groups and not languages:
-        raise SettingError("Give at least one run: spotlights report runs/mnist-single-paper-0.")
-    image_runs = []
-    for (experiment, preset, _), pairs in groups.items():
-        pairs.sort(key=lambda pair: pair[0].seed)
-        image_runs.append(RunGroup(experiment, preset, [run for run, _ in pairs], [results for _, results in pairs]))
-    return image_runs, languages
+def group_of(found: Findings, runs: Iterable[Findings]) -> RunGroup:
+    """The group of one of the runs."""
+    return next(group for group in groups_of(runs) if found.run in group.runs)
 
 
 # -- images -----------------------------------------------------------------------------------
@@ -95,9 +62,8 @@ def accuracy_rows(groups: Sequence[RunGroup]) -> Rows:
         for source in first.sources:
             reported = ACCURACIES.get(group.experiment, {}).get(source)
             paper = f"{reported:.0f}" if reported else "–"
-            rows.append(
-                [group.experiment, group.preset, f"{source}, at the end", paper, percent(group.accuracy(source)), seeds]
-            )
+            ours = _over_seeds(run.accuracy[source] for run in group.runs)
+            rows.append([group.experiment, group.preset, f"{source}, at the end", paper, ours, seeds])
         if first.masks:
             before = _over_seeds(results.masks[0].accuracy["mnist"] for results in group.results)
             when = f"mnist, at step {first.masks[0].as_of:,}"
@@ -111,60 +77,32 @@ def table_1_head() -> list[str]:
 
 def table_1_rows(group: RunGroup) -> Rows:
     """Table 1: for each layer ours and the paper's, side by side."""
-    rows: Rows = []
-    source = group.results[0].sources[0]
-    for layer in group.results[0].layers:
-        row: list[object] = [layer]
-        for index, column in enumerate(TABLE_1_COLUMNS):
-            reported = TABLE_1[layer][index] if layer in TABLE_1 else None
-            row += [percent(group.vote(layer, source, column)), reported.text(1) if reported else "–"]
-        rows.append(row)
-    return rows
+    return [
+        [layer, *(text for ours, paper in cells for text in (percent(ours), paper.text(1)))]
+        for layer, cells in _table_1(group)
+    ]
 
 
 def cells_that_hold(group: RunGroup) -> tuple[int, int]:
     """How many cells of Table 1 are within the paper's bounds, and how many there are."""
-    source = group.results[0].sources[0]
-    verdicts = [
-        holds(reported, 100 * group.vote(layer, source, column).mean)
-        for layer, cells in TABLE_1.items()
-        if layer in group.results[0].layers
-        for column, reported in zip(TABLE_1_COLUMNS, cells, strict=True)
-    ]
+    verdicts = [holds(paper, 100 * ours.mean) for _, cells in _table_1(group) for ours, paper in cells]
     return sum(verdicts), len(verdicts)
 
 
-def vote_rows(group: RunGroup) -> Rows:
-    """The vote in every layer, on the test images of every source."""
-    return [
-        [layer, source, *(percent(group.vote(layer, source, column)) for column in TABLE_1_COLUMNS)]
-        for layer in group.results[0].layers
-        for source in group.results[0].sources
-    ]
-
-
-def agreement_tables(group: RunGroup) -> list[tuple[str, list[str], Rows]]:
-    """The caption, head and rows of 2×2 tables, added up over the runs."""
-    tables = []
-    sources = group.results[0].sources
-    for layer in group.results[0].layers:
-        for source in sources:
-            suffix = f", {source}" if len(sources) > 1 else ""
-            for what in ("target", "output"):
-                counts = [vote.agreement(what) for vote in group.votes(layer, source)]
-                rows: Rows = [
-                    [f"network {name}", *(f"{sum(table[row][column] for table in counts):,}" for column in range(2))]
-                    for row, name in enumerate(("right", "wrong"))
-                ]
-                tables.append((f"{layer}{suffix}: vote and {what}", ["", f"= {what}", f"≠ {what}"], rows))
-    return tables
+def _table_1(group: RunGroup) -> Iterator[tuple[str, list[tuple[Estimate, Estimate]]]]:
+    """For each layer the cells, ours and the paper's."""
+    for layer, reported in TABLE_1.items():
+        votes = [vote for results in group.results for vote in results.votes if vote.layer == layer]
+        shares = [[getattr(vote, column) for vote in votes] for column in TABLE_1_COLUMNS]
+        ours = [Estimate.over_seeds([share for share in some if share == share]) for some in shares]
+        yield layer, list(zip(ours, reported, strict=True))
 
 
 CROSS_TASK_HEAD = ["layer", "test images", "slots", "share (%)", "spread over images", "mean |score| of a slot"]
 
 
 def cross_task_rows(group: RunGroup) -> Rows:
-    """Shares of the attention, over the runs, and mean scores of a slot in the shown run."""
+    """Shares of the attention, over the runs, and mean scores of a slot in the first run."""
     return [
         [
             part.layer,
@@ -174,7 +112,7 @@ def cross_task_rows(group: RunGroup) -> Rows:
             f"{100 * part.share_spread:.1f}",
             f"{part.mean:.3g} ± {part.mean_spread:.2g}",
         ]
-        for index, part in enumerate(group.results[group.shown].cross_task)
+        for index, part in enumerate(group.results[0].cross_task)
     ]
 
 

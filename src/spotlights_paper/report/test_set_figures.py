@@ -1,8 +1,8 @@
-"""Figures about many test images: shares of attention, training time, suspicious labels, masks, forgetting."""
+"""Figures about many test images: shares of attention, training time, masks, forgetting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,12 +12,11 @@ from matplotlib.ticker import PercentFormatter
 
 from spotlights.figures import new_figure
 from spotlights.figures.palette import AGAINST, FOR, INK, QUIET, colours, style
-from spotlights_paper.experiments.analyses.forgetting import Masked
+from spotlights_paper.experiments.analyses.forgetting import ForgottenImages, Masked
 from spotlights_paper.experiments.analyses.results import ImageResults
 from spotlights_paper.experiments.analyses.test_set import OverTime
 from spotlights_paper.experiments.registry import ImageRun
-from spotlights_paper.pictures import Captioned, draw_images, plot_suspects, suspect_picture
-from spotlights_paper.report.picture import Picture, class_names, mark_switch, name_ticks, task_colour
+from spotlights_paper.pictures import Captioned, Picture, class_names, draw_images, name_ticks, task_colour
 
 _SIGNED = LinearSegmentedColormap.from_list("signed", [AGAINST, "#f7f7f5", FOR])
 
@@ -48,7 +47,7 @@ def samples_figure(results: ImageResults, name: str) -> Picture:
         ):
             pictures = []
             for glance in line:
-                names = class_names(results, glance.source)
+                names = class_names(results.classes, glance.source)
                 votes = ", ".join(names[layer.vote] for layer in glance.layers)
                 below = f"said {names[glance.output]}\nmost: {votes}"
                 pictures.append(Captioned(glance.pixels, names[glance.label], below, colours([glance.label])[0]))
@@ -62,51 +61,38 @@ def samples_figure(results: ImageResults, name: str) -> Picture:
     )
 
 
-def suspect_figures(results: ImageResults, prefix: str) -> Iterator[Picture]:
-    """The training images that look mislabelled; nothing for runs that kept none."""
-    if results.suspects:
-        pictures = []
-        for suspect in results.suspects:
-            names = class_names(results, suspect.source)
-            answer = None if suspect.says is None else names[suspect.says]
-            pictures.append(
-                suspect_picture(suspect.pixels, names[suspect.label], answer, suspect.example, suspect.suspicion)
-            )
-        yield Picture(
-            f"{prefix}-suspects",
-            f"The {len(pictures)} training images that the network disagreed with most, added up over all visits. "
-            "Above: the label it was trained with. Below: what the network says, the example's id, its suspicion.",
-            plot_suspects(pictures),
-        )
-
-
 def forgetting_figures(results: ImageResults, run: ImageRun, prefix: str) -> Iterator[Picture]:
     """Masks and interference; nothing for experiments without them."""
     if results.masks:
-        yield Picture(
-            f"{prefix}-masks",
-            "Test accuracy of the same network with one task's slots left out, in all layers or in one.",
-            _plot_accuracies(results),
-        )
+        yield masks_figure(results, prefix)
     if results.forgetting is not None and results.forgetting.layers:
-        lost, other = results.forgetting, results.sources[1]
-        old_names, new_names = class_names(results, lost.source), class_names(results, other)
-        yield Picture(
-            f"{prefix}-interference",
-            f"What the slots of each {other} class added to the margin (logit of the wrong answer minus "
-            f"logit of the true class) of {lost.sampled:,} forgotten {lost.source} digits: right at step "
-            f"{run.settings['switch']:,}, wrong at the end. Positive: pushed over. Exact in the last layer, "
-            "first order in the others. Mean over the digits of a class; a scale of its own for each layer.",
-            plot_heat_maps(
-                {
-                    f"{layer.layer}{'' if layer.adds_up else ' (first order)'}": layer.contributions[:, 1]
-                    for layer in lost.layers
-                },
-                rows=old_names,
-                columns=new_names,
-                labels=(f"forgotten {lost.source} digit", f"{other} slots"),
-            ),
-        )
+        yield _interference_figure(results, results.forgetting, run.settings["switch"], prefix)
+
+
+def masks_figure(results: ImageResults, prefix: str) -> Picture:
+    """Accuracies on each task, one group of bars for each mask."""
+    masks, tasks = results.masks, results.sources
+    with style():
+        figure = new_figure(8.6, 0.36 * len(masks) + 1.0)
+        axes = figure.add_subplot()
+        places = np.arange(len(masks))[::-1].astype(float)
+        height = 0.8 / len(tasks)
+        for index, task in enumerate(tasks):
+            values = [mask.accuracy[task] for mask in masks]
+            at = places + 0.4 - height * (index + 0.5)
+            bars = axes.barh(at, values, height * 0.92, color=task_colour(task), label=task)
+            axes.bar_label(bars, [f"{value:.1%}" for value in values], padding=3, fontsize=7, color=INK)
+        axes.set_yticks(places, [mask_name(results, mask) for mask in masks], fontsize=8)
+        axes.set_xlim(0, 1.08)
+        axes.grid(visible=False)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.set_xlabel("test accuracy", color=QUIET)
+        figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)  # clear of the bars
+    return Picture(
+        f"{prefix}-masks",
+        "Test accuracy of the same network with one task's slots left out, in all layers or in one.",
+        figure,
+    )
 
 
 def mask_name(results: ImageResults, mask: Masked) -> str:
@@ -145,28 +131,6 @@ def _plot_shares(results: ImageResults) -> Figure:
     return figure
 
 
-def _plot_accuracies(results: ImageResults) -> Figure:
-    """Accuracies on each task, one group of bars for each mask."""
-    masks, tasks = results.masks, results.sources
-    with style():
-        figure = new_figure(8.6, 0.36 * len(masks) + 1.0)
-        axes = figure.add_subplot()
-        places = np.arange(len(masks))[::-1].astype(float)
-        height = 0.8 / len(tasks)
-        for index, task in enumerate(tasks):
-            values = [mask.accuracy[task] for mask in masks]
-            at = places + 0.4 - height * (index + 0.5)
-            bars = axes.barh(at, values, height * 0.92, color=task_colour(task), label=task)
-            axes.bar_label(bars, [f"{value:.1%}" for value in values], padding=3, fontsize=7, color=INK)
-        axes.set_yticks(places, [mask_name(results, mask) for mask in masks], fontsize=8)
-        axes.set_xlim(0, 1.08)
-        axes.grid(visible=False)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("test accuracy", color=QUIET)
-        figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8)  # clear of the bars
-    return figure
-
-
 def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | None) -> Figure:
     """One column for each layer, one line for each task's test images; the band is their spread."""
     layers = list(dict.fromkeys(timeline.layer for timeline in timelines))
@@ -182,7 +146,8 @@ def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | 
             axes.set(xlim=(0, steps), xlabel="step")
             axes.set_title(layer)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-            mark_switch(axes, switch)
+            if switch is not None:
+                axes.axvline(switch, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
         highest = max(float((timeline.share + timeline.spread).max()) for timeline in timelines)
         grid[0, 0].set(ylabel="share of the total |score|", ylim=(0, 1.08 * highest))
         if len({timeline.source for timeline in timelines}) > 1:
@@ -190,34 +155,36 @@ def _plot_over_time(timelines: Sequence[OverTime], *, steps: int, switch: int | 
     return figure
 
 
-def plot_heat_maps(
-    maps: Mapping[str, np.ndarray], *, rows: Sequence[str], columns: Sequence[str], labels: tuple[str, str]
-) -> Figure:
-    """Class × class maps of contributions side by side, each on a scale of its own around zero.
-
-    Args:
-        maps: the values of each map, by its title; NaN where there is nothing to say.
-        rows, columns: the names of the classes.
-        labels: what the rows and the columns are.
-    """
-    cell = 0.42
+def _interference_figure(results: ImageResults, lost: ForgottenImages, switch: int, prefix: str) -> Picture:
+    """A map for each layer, class of the second task × class of the forgotten one, on a scale of its own around 0."""
+    other = results.sources[1]
+    rows, columns, cell = class_names(results.classes, lost.source), class_names(results.classes, other), 0.42
     with style():
-        width = (cell * len(columns) + 0.9) * len(maps) + 0.8
+        width = (cell * len(columns) + 0.9) * len(lost.layers) + 0.8
         figure = new_figure(width, max(cell * len(rows), 2.0) + 1.15)
-        grid = figure.subplots(1, len(maps), squeeze=False)
-        for index, (axes, (title, values)) in enumerate(zip(grid[0], maps.items(), strict=True)):
+        grid = figure.subplots(1, len(lost.layers), squeeze=False, sharey=True)
+        for axes, layer in zip(grid[0], lost.layers, strict=True):
+            values = layer.contributions[:, 1]
             largest = np.abs(values[np.isfinite(values)]).max(initial=0) or 1.0
             image = axes.imshow(np.ma.masked_invalid(values), cmap=_SIGNED, vmin=-largest, vmax=largest, aspect="equal")
             axes.grid(visible=False)
-            axes.set_yticks(range(len(rows)) if index == 0 else [], rows if index == 0 else [], fontsize=7.5)
+            axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
             name_ticks(axes, range(len(columns)), columns)
             axes.spines[:].set_visible(False)
-            axes.set(title=title, xlabel=labels[1], ylabel=labels[0] if index == 0 else "")
+            axes.set(title=f"{layer.layer}{'' if layer.adds_up else ' (first order)'}", xlabel=f"{other} slots")
             _number_cells(axes, values, largest)
             bar = figure.colorbar(image, ax=axes, shrink=0.75, aspect=25, pad=0.02)
             bar.outline.set_visible(False)  # type: ignore[operator]
             bar.ax.tick_params(labelsize=7)
-    return figure
+        grid[0, 0].set_ylabel(f"forgotten {lost.source} digit")
+    return Picture(
+        f"{prefix}-interference",
+        f"What the slots of each {other} class added to the margin (logit of the wrong answer minus "
+        f"logit of the true class) of {lost.sampled:,} forgotten {lost.source} digits: right at step "
+        f"{switch:,}, wrong at the end. Positive: pushed over. Exact in the last layer, "
+        "first order in the others. Mean over the digits of a class; a scale of its own for each layer.",
+        figure,
+    )
 
 
 def _number_cells(axes: Axes, values: np.ndarray, largest: float) -> None:

@@ -14,7 +14,7 @@ from spotlights.figures import new_figure
 from spotlights.figures.palette import FAINT, FOR, INK, MARK, QUIET, style
 from spotlights.results import Passage
 from spotlights_paper.experiments.language.two_levels import TwoLevels
-from spotlights_paper.report.picture import Picture
+from spotlights_paper.pictures import Picture
 
 _REACH = 13
 """Characters on either side of a training token that are shown."""

@@ -1,12 +1,12 @@
 """The paper's statements as checks: section, statement in our own words, our number, and whether it holds."""
 
-from spotlights_paper.statements import one_task, texts, two_tasks
+from spotlights_paper.statements import one_task, texts, two_tasks  # each enters its statements
 from spotlights_paper.statements.judging import (
     FAILING_HEAD,
     HEAD,
     STATEMENTS,
+    Findings,
     Judged,
-    Statement,
     failing,
     judge,
     rows,
@@ -18,8 +18,8 @@ __all__ = [
     "FAILING_HEAD",
     "HEAD",
     "STATEMENTS",
+    "Findings",
     "Judged",
-    "Statement",
     "failing",
     "judge",
     "one_task",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,27 @@ class NotThereError(Exception):
     """A run lacks the results that a statement is about."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Findings:
     """One run and its results."""
 
     run: Any
+    """An `ImageRun` or a `LanguageRun`."""
     results: Any
+    """`ImageResults` or `LanguageResults`."""
+
+    @staticmethod
+    def of(folders: Iterable[Path]) -> list[Findings]:
+        """Of finished runs, by their folders."""
+        return [Findings(load_run(folder), load_results(folder)) for folder in folders]
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.experiment}-{self.run.preset}-{self.run.seed}"
+
+    @property
+    def command(self) -> str:
+        return f"spotlights run {self.run.experiment} --preset {self.run.preset} --seed {self.run.seed}"
 
     def case(self, figure: str) -> Case:
         """The test image of one of the paper's figures."""
@@ -52,6 +68,9 @@ class Findings:
         return query
 
 
+Check = Callable[[Findings], Verdict]
+
+
 @dataclass(frozen=True)
 class Statement:
     """One statement of the paper."""
@@ -65,7 +84,7 @@ class Statement:
     """In our own words."""
     numbers: str
     """What our numbers are, with a format for each: "{:.0%} of the images"."""
-    check: Callable[[Findings], Verdict]
+    check: Check
     why: str
     """Why it may not hold, as far as we know."""
 
@@ -109,27 +128,31 @@ STATEMENTS: list[Statement] = []
 
 
 def statement(
+    experiment: str,
     section: str,
     shown: str,
-    experiment: str,
-    text: str,
     numbers: str,
+    *,
+    text: str | None = None,
     presets: tuple[str, ...] = ("paper", "quick"),
     why: str = "",
-) -> Callable[[Callable[[Findings], Verdict]], Callable[[Findings], Verdict]]:
-    """Enters a check into the list."""
+) -> Callable[[Check], Check]:
+    """Enters a check into the list; its docstring is the statement, unless there is a text."""
 
-    def enter(check: Callable[[Findings], Verdict]) -> Callable[[Findings], Verdict]:
-        STATEMENTS.append(Statement(section, shown, experiment, presets, text, numbers, check, why))
+    def enter(check: Check) -> Check:
+        said = " ".join((text or check.__doc__ or "").split())
+        STATEMENTS.append(Statement(section, shown, experiment, presets, said, numbers, check, why))
         return check
 
     return enter
 
 
-def judge(folders: Iterable[Path]) -> list[Judged]:
+single, joint, continual = (partial(statement, name) for name in (SINGLE, JOINT, CONTINUAL))
+
+
+def judge(runs: Iterable[Findings]) -> list[Judged]:
     """Every statement that some of the runs can be asked about, in the order of the paper."""
-    runs = [Findings(load_run(folder), load_results(folder)) for folder in folders]
-    judged = []
+    runs, judged = list(runs), []
     for statement in sorted(STATEMENTS, key=lambda statement: statement.section):
         verdicts = []
         for findings in runs:
@@ -205,7 +228,7 @@ def accuracy(section: str, experiment: str, source: str) -> None:
     text = f"Test accuracy on {source}, at the end: {paper:.0f} %."
     why = "The paper gives one rounded number without a spread; the bound of one point is ours."
 
-    @statement(section, "", experiment, text, "{:.1f} %", why=why)
+    @statement(experiment, section, "", "{:.1f} %", text=text, why=why)
     def _check(findings: Findings) -> Verdict:
         ours = 100 * findings.run.accuracy[source]
         return abs(ours - paper) <= 1, (ours,)

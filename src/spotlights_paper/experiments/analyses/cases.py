@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +36,7 @@ class WantedImage:
     """The paper's figure that shows the image, such as "3a"."""
     number: int | None = None
     """Of the image in its test set; then nothing else counts."""
-    also: Rule | None = None
+    also: tuple[Rule, ...] = ()
     """What else the paper says of the image."""
 
 
@@ -111,21 +111,15 @@ class Case:
         return self.label == self.output
 
 
-@dataclass(frozen=True)
-class FoundImage:
-    """The place of a wanted image in its test set, and how well the image fits."""
+def find(trained: Trained, wanted: WantedImage) -> tuple[int, bool, float] | None:
+    """The place of the paper's own image, or of the first that fits all that is said of it, and how well it fits.
 
-    place: int
-    fits: bool = True
-    fitting: float = float("nan")
-
-
-def find(trained: Trained, wanted: WantedImage) -> FoundImage | None:
-    """The paper's own image, or the first that fits all that is said of it; None without any of its label."""
+    None without any of its label. The place is followed by `fits` and `fitting`, as `Case` has them.
+    """
     test = trained.data[wanted.source].test
     said = answers(trained.model, test)
     if wanted.number is not None and wanted.number < len(test):
-        return FoundImage(wanted.number)
+        return wanted.number, True, float("nan")
     of_label = test.labels == wanted.label
     fits = of_label.clone()
     if wanted.right is not None:
@@ -133,24 +127,26 @@ def find(trained: Trained, wanted: WantedImage) -> FoundImage | None:
     if wanted.says is not None:
         fits &= said == wanted.says
     places = fits.nonzero()[:, 0]
-    if wanted.also is None:
-        return FoundImage(int(places[0])) if len(places) else None
+    if not wanted.also:
+        return (int(places[0]), True, float("nan")) if len(places) else None
     some = places[:_CANDIDATES]
-    true = torch.tensor([wanted.also(glance) for glance in glances(trained, test, some)], dtype=torch.bool)
+    looked = glances(trained, test, some)
+    true = torch.tensor([all(rule(glance) for rule in wanted.also) for glance in looked], dtype=torch.bool)
     if true.any():
-        return FoundImage(int(some[true][0]), True, float(true.double().mean()))
+        return int(some[true][0]), True, float(true.double().mean())
     first = places if len(places) else of_label.nonzero()[:, 0]
-    return FoundImage(int(first[0]), False, 0.0) if len(first) else None
+    return (int(first[0]), False, 0.0) if len(first) else None
 
 
 def cases(trained: Trained, wanted: Sequence[WantedImage], *, top: int) -> list[Case]:
     """Looks at one test image of each kind; a network may have no such mistake (or success) to show."""
     shown = []
     for kind in wanted:
-        finding, test = find(trained, kind), trained.data[kind.source].test
-        if finding is not None:
-            case = look_at(trained, test, finding.place, top=top)
-            shown.append(replace(case, figure=kind.figure, fits=finding.fits, fitting=finding.fitting))
+        found = find(trained, kind)
+        if found is not None:
+            place, fits, fitting = found
+            case = look_at(trained, trained.data[kind.source].test, place, top=top)
+            shown.append(replace(case, figure=kind.figure, fits=fits, fitting=fitting))
     return shown
 
 
@@ -172,7 +168,7 @@ def look_at(trained: Trained, test: Images, position: int, *, top: int) -> Case:
                 name,
                 *_arrange_top(trained, per),
                 by_category(trained, absolute)[0],
-                _distinct_pictures(trained, overall),
+                _pictures(trained, overall.what, distinct(overall, 0, _PICTURES)),
                 np.array([categories(trained).index(str(c)) for c in overall.columns["category"][0][0]]),
                 [_pushed(trained, spotlights[name], target, float(logits[target])) for target in targets],
             )
@@ -190,15 +186,14 @@ def look_at(trained: Trained, test: Images, position: int, *, top: int) -> Case:
 
 def _pushed(trained: Trained, attention: sl.Attention, target: int, logit: float) -> Pushed:
     contributions = attention.contributions(target)
-    totals = contributions.totals("category")
+    most, least = (of(_PICTURES, by="example") for of in (contributions.top, contributions.bottom))
     return Pushed(
         target,
         logit,
         contributions.adds_up,
         float(contributions.initial[0]),
-        by_category(trained, totals)[0],
-        _pictures(trained, contributions.top(_PICTURES, by="example")),
-        _pictures(trained, contributions.bottom(_PICTURES, by="example")),
+        by_category(trained, contributions.totals("category"))[0],
+        *(_pictures(trained, top.what, top.rows(0)) for top in (most, least)),
     )
 
 
@@ -218,23 +213,12 @@ def _arrange_top(
     return scores.reshape(shape), steps.reshape(shape)
 
 
-def _distinct_pictures(trained: Trained, top: Top) -> list[TrainingImage]:
-    """The first pictures of the answer, each example once."""
-    return [_picture(trained, row, row[top.what], row["step"]) for row in distinct(top, 0, _PICTURES)]
-
-
-def _pictures(trained: Trained, top: Top) -> list[TrainingImage]:
-    return [_picture(trained, row, row[top.what], None) for row in top.rows(0)]
-
-
-def _picture(trained: Trained, row: dict, value: float, step: int | None) -> TrainingImage:
-    train = trained.data[row["source"]].train
-    return TrainingImage(
-        train.pixels_of(row["example"]),
-        row["source"],
-        row["label"],
-        train.classes[row["label"]],
-        row["example"],
-        float(value),
-        step,
-    )
+def _pictures(trained: Trained, what: str, rows: Iterable[dict]) -> list[TrainingImage]:
+    """The training images of some rows of an answer; rows about examples, and not about visits, have no step."""
+    images = []
+    for row in rows:
+        train = trained.data[row["source"]].train
+        label, example = row["label"], row["example"]
+        pixels, name, value = train.pixels_of(example), train.classes[label], float(row[what])
+        images.append(TrainingImage(pixels, train.source, label, name, example, value, row.get("step")))
+    return images

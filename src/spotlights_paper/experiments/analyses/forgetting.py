@@ -28,10 +28,6 @@ class Interference:
     """In the last layer; in a hidden layer it is first order, through the gradient of the margin."""
     contributions: Float[np.ndarray, "classes sources classes"]
     """Mean over the forgotten images of a true class (rows); NaN where there is none."""
-    initial: Float[np.ndarray, "classes"]
-    """What the initial weights add."""
-    margin: Float[np.ndarray, "classes"]
-    """The mean margin itself; in the last layer it is initial + all contributions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +36,8 @@ class ForgottenImages:
 
     source: str
     """The task that is forgotten."""
-    forgotten: Int[np.ndarray, "classes"]
-    """Test images of each class that were right at the switch and are wrong at the end."""
-    right_before: Int[np.ndarray, "classes"]
     answered: Int[np.ndarray, "classes classes"]
-    """Forgotten images by true class (rows) and wrong answer (columns)."""
+    """Those that were right at the switch and are wrong at the end, by true class (rows) and answer (columns)."""
     sampled: int
     """How many of the forgotten images were taken apart."""
     layers: list[Interference]
@@ -57,15 +50,12 @@ def forgetting(trained: Trained, *, switch: int, images: int) -> ForgottenImages
     count = len(test.classes)
     before = answers(trained.memory.as_of(switch).primal(trained.model), test)
     after = answers(trained.model, test)
-    right = before == test.labels
-    lost = (right & (after != test.labels)).nonzero().flatten()
+    lost = ((before == test.labels) & (after != test.labels)).nonzero().flatten()
     spread_out = lost[torch.linspace(0, len(lost) - 1, min(images, len(lost))).round().long()]
     true, said = test.labels[spread_out], after[spread_out]
     answered = torch.bincount(test.labels[lost] * count + after[lost], minlength=count * count)
     return ForgottenImages(
         source,
-        torch.bincount(test.labels[lost], minlength=count).numpy(),
-        torch.bincount(test.labels[right], minlength=count).numpy(),
         answered.reshape(count, count).numpy(),
         len(spread_out),
         _layers(trained, test.inputs[spread_out], true, said) if len(spread_out) else [],
@@ -76,29 +66,15 @@ def _layers(trained: Trained, inputs: Tensor, true: Tensor, said: Tensor) -> lis
     def margin(logits: Tensor) -> Tensor:
         return (logits.gather(1, said[:, None]) - logits.gather(1, true[:, None]))[:, 0]
 
-    spotlights = trained.attend(inputs)
     layers = []
-    for layer, attention in spotlights.items():
+    for layer, attention in trained.attend(inputs).items():
         contributions = attention.contributions(margin)
-        totals = contributions.totals("category")
-        per_image = by_category(trained, totals)
-        layers.append(
-            Interference(
-                layer,
-                contributions.adds_up,
-                _by_class(per_image, true.numpy(), per_image.shape[2]),
-                _by_class(contributions.initial.detach().numpy(), true.numpy(), per_image.shape[2]),
-                _by_class(margin(spotlights.output).double().numpy(), true.numpy(), per_image.shape[2]),
-            )
-        )
+        per_image = by_category(trained, contributions.totals("category"))
+        means = np.full((per_image.shape[2], *per_image.shape[1:]), np.nan)
+        for label in true.unique().tolist():
+            means[label] = per_image[true.numpy() == label].mean(axis=0)
+        layers.append(Interference(layer, contributions.adds_up, means))
     return layers
-
-
-def _by_class(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    means = np.full((classes, *values.shape[1:]), np.nan)
-    for label in np.unique(labels):
-        means[label] = values[labels == label].mean(axis=0)
-    return means
 
 
 # -- masks ------------------------------------------------------------------------------------

@@ -139,8 +139,3 @@ def other_task_has_the_largest_total(glance: Glance) -> bool:
     totals = glance.layers[-1].totals
     task, label = np.unravel_index(int(totals.argmax()), totals.shape)
     return int(label) == glance.output and int(task) == len(totals) - 1
-
-
-def all_of(*rules: Rule) -> Rule:
-    """Several rules at once."""
-    return lambda glance: all(rule(glance) for rule in rules)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from jaxtyping import UInt8
-
 from spotlights_paper.experiments.analyses.cases import Case, WantedImage, cases
 from spotlights_paper.experiments.analyses.forgetting import ForgottenImages, Masked, forgetting, masks
 from spotlights_paper.experiments.analyses.glances import Glance, right_and_wrong
@@ -25,42 +22,10 @@ from spotlights_paper.experiments.analyses.test_set import (
 from spotlights_paper.experiments.progress import stage
 from spotlights_paper.experiments.training import ImageSettings, PaperSettings, Trained
 
-SUSPECTS = 30
 SAMPLES = 10
 """Right answers, and as many wrong ones, that are glanced at."""
 COMPARED = 200
 """Test images on which other ways to vote are compared."""
-
-
-@dataclass(frozen=True, eq=False)
-class Suspect:
-    """A training image that the network kept disagreeing with."""
-
-    pixels: UInt8[np.ndarray, "height width"]
-    source: str
-    label: int
-    example: int
-    says: int | None
-    """The class that the network said instead, over all visits."""
-    suspicion: float
-    """The sum over visits of the norm of the last layer's error."""
-    visits: int
-
-
-def audit(trained: Trained, count: int = SUSPECTS) -> list[Suspect]:
-    """The training images with the most suspicious labels, the most suspicious first."""
-    return [
-        Suspect(
-            trained.data[row["source"]].train.pixels_of(row["example"]),
-            row["source"],
-            row["label"],
-            row["example"],
-            row["network says"],
-            row["suspicion"],
-            row["visits"],
-        )
-        for row in trained.memory.suspects(count).rows()
-    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +41,6 @@ class ImageResults:
     cases: list[Case] = field(default_factory=list)
     masks: list[Masked] = field(default_factory=list)
     forgetting: ForgottenImages | None = None
-    suspects: list[Suspect] = field(default_factory=list)
     other_votes: list[OtherVotes] = field(default_factory=list)
     samples: list[Glance] = field(default_factory=list)
     """Some test images that the network gets right, then some that it gets wrong."""
@@ -98,7 +62,7 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
             lost = forgetting(trained, switch=settings.switch, images=settings.lost_images)
     return ImageResults(
         trained.sources,
-        {source: list(prepared.classes) for source, prepared in trained.data.items()},
+        {source: list(prepared.test.classes) for source, prepared in trained.data.items()},
         trained.layers,
         votes(totals),
         cross_task(totals),
@@ -106,7 +70,6 @@ def ask_everything(trained: Trained, settings: ImageSettings, wanted: Sequence[W
         shown,
         masked,
         lost,
-        audit(trained),
         other_votes(trained, images=COMPARED),
-        right_and_wrong(trained, SAMPLES) if wanted else [],
+        right_and_wrong(trained, SAMPLES),
     )

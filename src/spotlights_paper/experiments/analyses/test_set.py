@@ -36,7 +36,8 @@ class CategoryTotals:
 
 def categories(trained: Trained) -> list[str]:
     """Every category (a task and a class), task by task."""
-    return [images.train.category(label) for images in trained.data.values() for label in range(len(images.classes))]
+    train = [prepared.train for prepared in trained.data.values()]
+    return [images.category(label) for images in train for label in range(len(images.classes))]
 
 
 def by_category(
@@ -107,15 +108,6 @@ class Vote:
     def target_given_right(self) -> float:
         return _share(self.right_target, self.right)
 
-    def agreement(self, what: str) -> list[list[int]]:
-        """A 2×2 table: rows, the network is right, wrong; columns, the vote is the target (or output), another class.
-
-        Args:
-            what: "target" or "output".
-        """
-        wrong = self.wrong_target if what == "target" else self.wrong_output
-        return [[self.right_target, self.right - self.right_target], [wrong, self.wrong - wrong]]
-
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else float("nan")
@@ -126,20 +118,11 @@ def votes(totals: CategoryTotals) -> list[Vote]:
     result = []
     for layer, values in totals.layers.items():
         vote = values.sum(axis=1).argmax(axis=1)
+        is_target, is_output = vote == totals.target, vote == totals.output
         for index, source in enumerate(totals.sources):
-            right = totals.right & (totals.task == index)
-            wrong = ~totals.right & (totals.task == index)
-            result.append(
-                Vote(
-                    layer,
-                    source,
-                    right=int(right.sum()),
-                    right_target=int(np.sum(vote[right] == totals.target[right])),
-                    wrong=int(wrong.sum()),
-                    wrong_target=int(np.sum(vote[wrong] == totals.target[wrong])),
-                    wrong_output=int(np.sum(vote[wrong] == totals.output[wrong])),
-                )
-            )
+            right, wrong = (rows & (totals.task == index) for rows in (totals.right, ~totals.right))
+            counted = right, right & is_target, wrong, wrong & is_target, wrong & is_output
+            result.append(Vote(layer, source, *(int(rows.sum()) for rows in counted)))
     return result
 
 

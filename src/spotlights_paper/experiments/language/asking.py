@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import spotlights as sl
-from spotlights.errors import MemoryFormatError, SettingError, UnknownNameError, UnsupportedError
+from spotlights.errors import MemoryFormatError, SettingError, UnsupportedError
 from spotlights.results import Passages
 from spotlights_paper.datasets import TextDataset
 from spotlights_paper.experiments.language.evaluation import Evaluation, evaluate
@@ -58,25 +58,15 @@ def passages(
     return spot[layer].passages(trained.data.train.tokens, prompt=prompt, tokens=asked, k=k)
 
 
-def passages_toward(
-    trained: TrainedLanguage, prompt: Sequence[str], *, token: str | None = None, k: int = 10
-) -> Passages:
-    """The passages of the training text that add most to the logit of the token after a prompt, through the last layer.
+def passages_toward(trained: TrainedLanguage, prompt: Sequence[str], *, k: int = 10) -> Passages:
+    """The passages of the training text that add most to the token that the network says after a prompt, to its logit.
 
-    Args:
-        trained: a run whose memory has errors.
-        prompt: its tokens.
-        token: what may come next; what the network says by default.
-        k: how many passages.
+    Through the last layer, whose errors the run's memory must have.
     """
     layer, (prompt, numbers) = trained.head, _read(trained, prompt)
     vocabulary = trained.data.vocabulary
-    if token is not None and token not in vocabulary.tokens:
-        raise UnknownNameError(
-            f"{token!r} is not a {vocabulary.unit} of the training text. Give one of its {vocabulary.unit}s."
-        )
     spot = trained.memory.attend(trained.model, {"tokens": numbers}, layers=[layer])
-    number = int(spot.output[0, -1].argmax() if token is None else vocabulary.encode([token])[0])
+    number = int(spot.output[0, -1].argmax())
 
     def logit(output: Tensor) -> Tensor:
         return output[:, -1, number]
@@ -98,9 +88,7 @@ def _read(trained: TrainedLanguage, prompt: Sequence[str]) -> tuple[Sequence[str
 
 def before(data: TextDataset, source: str, position: int, context: int) -> Sequence[str]:
     """The tokens of the training or test text up to a position, at most `context` of them."""
-    if source not in ("train", "test"):
-        raise UnknownNameError(f'No text "{source}". There are: train, test.')
-    text = data.train.tokens if source == "train" else data.test.tokens
+    text = getattr(data, source).tokens
     if not 0 <= position < len(text):
         raise SettingError(f"There is no position {position}: the {source} text has 0 to {len(text) - 1}.")
     return text[max(0, position + 1 - context) : position + 1]
@@ -108,7 +96,7 @@ def before(data: TextDataset, source: str, position: int, context: int) -> Seque
 
 def find(data: TextDataset, source: str, words: str) -> int | None:
     """The position of the last token of the first occurrence of some words; line ends count as spaces."""
-    text = data.train.tokens if source == "train" else data.test.tokens
+    text = getattr(data, source).tokens
     if isinstance(text, str):
         at = text.replace("\n", " ").find(words)
         return None if at < 0 else at + len(words) - 1
@@ -151,13 +139,11 @@ class LanguageResults:
     """Of a GPT."""
 
 
-def analyse(
-    trained: TrainedLanguage, settings: Any, *, queries: Sequence[PaperQuery], pictures: bool
-) -> LanguageResults:
+def analyse(trained: TrainedLanguage, settings: Any, *, queries: Sequence[PaperQuery]) -> LanguageResults:
     """The passages of some queries; of an LSTM how good they are, of a GPT also contributions and both levels."""
     is_gpt = isinstance(trained.model, GPT)
     prompts, tables, levels = {}, [], []
-    for query in queries if pictures else ():
+    for query in queries:
         position = find(trained.data, query.source, query.words)
         if position is None:  # a short text may not have all of them
             continue
@@ -219,9 +205,7 @@ def open_run(path: str | Path) -> tuple[TrainedLanguage, TextSettings]:
     if not (folder / MEMORY).exists():
         raise UnsupportedError(f"{folder} has no memory: it was thrown away. Run it again without --discard-memory.")
     run = load_run(folder)
-    load = experiment_named(name).load
-    assert load is not None
-    data = load(settings)
+    data = experiment_named(name).load(settings)
     if digest(data) != run.text_sha256:
         raise SettingError(f"{settings.text} is not the text any more that {folder} was trained on.")
     try:

@@ -31,9 +31,10 @@ from spotlights_paper.experiments.language.lstm import (
     steps_per_epoch,
     windows,
 )
-from spotlights_paper.experiments.language.trained import TrainedLanguage
+from spotlights_paper.experiments.language.trained import TrainedLanguage, Window
 from spotlights_paper.experiments.paper import Estimate
 from spotlights_paper.experiments.progress import stage, track
+from spotlights_paper.experiments.training import fit
 
 NEIGHBOURS = 20
 """Passages that vote."""
@@ -219,19 +220,20 @@ def untrained(data: TextDataset, settings: LanguageSettings, *, seed: int) -> It
     model.dropout.eval()  # nothing is recorded of a network in eval mode, but it need not drop what it sees
     model.requires_grad_(False).rnn.requires_grad_(True)  # what nobody steps with or empties would grow step by step
     optimizer = torch.optim.SGD(model.rnn.parameters(), lr=0.0)
-    settings = replace(settings, layers=("rnn*",), errors=False, fold=True, fold_from=0)
+    steps = steps_per_epoch(len(data.train), settings)
+    settings = replace(settings, steps=steps, layers=("rnn*",), errors=False, fold=True)
     state: State | None = None
+
+    def loss(window: Window) -> Float[Tensor, ""]:
+        nonlocal state
+        hidden, state = model.read(window.tokens, None if window.first else state)
+        state = state[0].detach(), state[1].detach()
+        return hidden.mean()  # any gradient: rows are recorded when one arrives
+
     with tempfile.TemporaryDirectory(prefix="spotlights-") as folder:
-        with recorded(model, optimizer, Path(folder) / "untrained.memory", settings) as recorder:
-            steps = steps_per_epoch(len(data.train), settings)
-            looked = windows(data.train.numbers, batch=settings.batch, unroll=settings.unroll)
-            for window, _ in zip(looked, track(range(steps), steps, "the untrained network"), strict=False):
-                recorder.batch(example=window.positions)
-                hidden, state = model.read(window.tokens, None if window.first else state)
-                state = state[0].detach(), state[1].detach()
-                optimizer.zero_grad()
-                hidden.mean().backward()  # any gradient: rows are recorded when one arrives
-                optimizer.step()
+        recorder = recorded(model, optimizer, Path(folder) / "untrained.memory", settings)
+        looked = windows(data.train.numbers, batch=settings.batch, unroll=settings.unroll)
+        fit(recorder, [optimizer], settings, batches=looked, loss=loss)
         yield model, sl.open(Path(folder) / "untrained.memory")
 
 
@@ -241,12 +243,10 @@ def longest_suffixes(
     """The k positions whose text before them agrees longest with a context; chance decides between equals."""
     generator = np.random.default_rng(seed)
     text = train.numpy()[:-1]  # the last token has none after it
-    everywhere, order = np.arange(len(text)), np.argsort(text, kind="stable")
-    edges = np.searchsorted(text, np.arange(text.max() + 2), sorter=order)
+    everywhere = np.arange(len(text))
     positions = np.empty((len(contexts), k), np.int64)
     for row, context in enumerate(contexts.numpy()):
-        token = context[-1]
-        alive = order[edges[token] : edges[token + 1]] if token <= text.max() else order[:0]
+        alive = np.flatnonzero(text == context[-1])
         agreeing = [alive]  # by how many tokens they agree, at least
         for back in range(1, len(context)):
             alive = alive[alive >= back]

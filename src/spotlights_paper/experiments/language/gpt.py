@@ -30,8 +30,6 @@ class GPTSettings(TextSettings):
     blocks: int = 2
     width: int = 96
     heads: int = 4
-    tied: bool = True
-    """The weights that read a token also say it: embedding and output layer are one."""
     dropout: float = 0.1
     """After the embedding, after each self-attention and after each feed-forward part, in training."""
     weight_decay: float = 0.1
@@ -104,8 +102,7 @@ class GPT(nn.Module):
                 # What a block adds is smaller the more blocks add to it.
                 added = name.endswith(("mix.weight", "shrink.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * settings.blocks) if added else 0.02)
-        if settings.tied:
-            self.head.weight = self.embedding.weight
+        self.head.weight = self.embedding.weight  # the weights that read a token also say it
 
     def forward(
         self, tokens: Int64[Tensor, "batch length"], *, last: bool = False, looks_in: int | None = None

@@ -40,8 +40,6 @@ class LanguageSettings(TextSettings):
     """Units of a linear layer after the embedding; None for no such layer."""
     hidden: int
     """Of the one LSTM layer."""
-    initial_embedding: float | None = None
-    """Embeddings start anywhere between minus and plus this; None: as torch has it, normal with variance 1."""
     dropout: float = 0.0
     """Of the embeddings, in training."""
     output_dropout: float = 0.0
@@ -54,9 +52,7 @@ class LanguageSettings(TextSettings):
     """What trains with products that round to bfloat16, if anything: "states" (see `TabledLSTM`; without dropout of
     the embeddings) or "softmax"."""
     optimizer: str = "adam"
-    """"adam" as the paper has it; "sgd" for contributions, which then are one number for each step."""
-    momentum: float = 0.9
-    """Of SGD."""
+    """"adam" as the paper has it; "sgd" (momentum 0.9) for contributions, which then are one number for each step."""
     weight_decay: float = 0.0
     """Of Adam, coupled."""
     state_drop: float = 0.0
@@ -75,8 +71,6 @@ class LanguageSettings(TextSettings):
     """Also record errors: contributions become possible, and the memory three times as large."""
     fold: bool = True
     """Add up the keys of all visits to a token: the totals of scores stay the same."""
-    fold_from: int = 0
-    """Add up only visits from this step on: early keys come from an untrained network."""
     asked: int = 1000
     """Test positions over which passages are evaluated."""
 
@@ -89,8 +83,7 @@ class LanguageModel(nn.Module):
     def __init__(self, tokens: int, settings: LanguageSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, settings.embedding, sparse=settings.sparse)
-        if settings.initial_embedding is not None:
-            nn.init.uniform_(self.embedding.weight, -settings.initial_embedding, settings.initial_embedding)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)  # as in the authors' code
         self.rounds = settings.bfloat16
         inputs = settings.embedding
         self.projection: nn.Module = nn.Identity()
@@ -253,7 +246,6 @@ def recorded(
         dtype=settings.dtype,
         errors=settings.errors,
         fold="example" if settings.fold else None,
-        fold_from=settings.fold_from,
         overwrite=not resume,
         resume=resume,
     )
@@ -276,7 +268,7 @@ def optimizers(model: LanguageModel, settings: LanguageSettings) -> list[torch.o
     sparse = list(model.embedding.parameters()) if settings.sparse else []
     dense = [parameter for parameter in model.parameters() if not any(parameter is other for other in sparse)]
     if settings.optimizer == "sgd":
-        return [torch.optim.SGD(dense, lr=settings.lr, momentum=settings.momentum)]
+        return [torch.optim.SGD(dense, lr=settings.lr, momentum=0.9)]
     if settings.optimizer != "adam":
         raise SettingError(f'No optimizer "{settings.optimizer}". There are: adam, sgd.')
     adam = torch.optim.Adam(dense, lr=settings.lr, weight_decay=settings.weight_decay)

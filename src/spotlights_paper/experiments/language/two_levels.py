@@ -20,6 +20,9 @@ from spotlights.results import Passages
 from spotlights_paper.experiments.language.gpt import GPT, Looks
 from spotlights_paper.experiments.language.trained import TrainedLanguage
 
+_PICKED, _PASSAGES = 3, 3
+"""Context tokens that are followed to the second level, and passages for each."""
+
 
 @dataclass(frozen=True)
 class Looked:
@@ -57,40 +60,23 @@ class TwoLevels:
     """The tokens that get most of it."""
 
 
-def two_levels(
-    trained: TrainedLanguage,
-    prompt: Sequence[str],
-    *,
-    token: int = -1,
-    block: int = -1,
-    picks: int = 3,
-    k: int = 3,
-) -> TwoLevels:
-    """Which context tokens a token picks, and for each of these which training tokens the projections attend to.
+def two_levels(trained: TrainedLanguage, prompt: Sequence[str]) -> TwoLevels:
+    """Which context tokens the last token picks in the last block of a GPT, and what each projection attends to there.
 
     Args:
         trained: a GPT's run with errors.
         prompt: its tokens; of more than the context, the last ones count.
-        token: which of them looks.
-        block: whose self-attention it is; the last one by default.
-        picks: how many context tokens are followed to the second level.
-        k: how many passages for each.
     """
     model = trained.model
     if not isinstance(model, GPT):
         raise SettingError("Two levels of retrieval are those of a GPT. Give a run of aesop-gpt.")
     prompt = prompt[-model.context :]
-    if not -len(prompt) <= token < len(prompt) or not -len(model.blocks) <= block < len(model.blocks):
-        raise SettingError(
-            f"token={token}, block={block}: there are {len(prompt)} tokens and {len(model.blocks)} blocks; negative "
-            "numbers count from the end."
-        )
-    token, block = token % len(prompt), block % len(model.blocks)
+    token, block = len(prompt) - 1, len(model.blocks) - 1
     numbers = trained.data.vocabulary.encode(prompt)[None]
     query, key, value = (f"blocks.{block}.to_{role}" for role in ("query", "key", "value"))
     looks = trained.memory.attend(model, {"tokens": numbers, "looks_in": block}, layers=[query, key])
     answers = trained.memory.attend(model, {"tokens": numbers}, layers=[value])
-    weights = looks.output[0, :, token, : token + 1].softmax(dim=-1)
+    weights = looks.output[0, :, token].softmax(dim=-1)
     shares = weights.mean(dim=0)
     said = int(answers.output[0, token].argmax())
 
@@ -98,10 +84,10 @@ def two_levels(
         return output[:, token, said]
 
     def passages(attention: sl.Attention, at: int, target: Callable[[Tensor], Tensor] | None = None) -> Passages:
-        return attention.passages(trained.data.train.tokens, prompt=prompt, tokens=[at], k=k, target=target)
+        return attention.passages(trained.data.train.tokens, prompt=prompt, tokens=[at], k=_PASSAGES, target=target)
 
     looked = []
-    for place in shares.topk(min(picks, token + 1)).indices.tolist():
+    for place in shares.topk(min(_PICKED, token + 1)).indices.tolist():
         inclination = inclination_to(token, place)
         looked.append(
             Looked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,11 +75,10 @@ def margins(output: Float[Tensor, "... classes"], labels: Int64[Tensor, "..."]) 
 def load_data(name: str, train: int, test: int) -> Data:
     """The first examples of a source, a permutation of it where its order means something."""
     if name in SOURCES:
-        data = SOURCES[name](train, test)
-        return replace(data, train=data.train.first(train), test=data.test.first(test))
+        return SOURCES[name](train, test)
     images = normalised(load(name), torch.arange(train), test)
     sides = [ExampleRows(side.inputs, side.labels, side.ids) for side in (images.train, images.test)]
-    return Data(sides[0], sides[1], images.classes)
+    return Data(sides[0], sides[1], images.train.classes)
 
 
 def _parts(

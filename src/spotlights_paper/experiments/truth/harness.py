@@ -9,7 +9,7 @@ With a file of margins, such as those in docs/truth, nothing is retrained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.margins import Margins, keep_answer, kept_answers, path_of
 from spotlights_paper.experiments.truth.mislabelled import Mislabelled, find_mislabelled
 from spotlights_paper.experiments.truth.recorded import METHODS, Recorded, ask, record, train_plainly
-from spotlights_paper.experiments.truth.removal import Removal, draw, removal_curve
+from spotlights_paper.experiments.truth.removal import Removal, removal_curve
 from spotlights_paper.experiments.truth.retraining import halves, retrained
 from spotlights_paper.experiments.truth.scoring import lds, score_of
 from spotlights_paper.experiments.truth.settings import Setting, prepare, setting_named
 
-FILE, MARGINS, PICTURE = "truth.json", "margins.npz", "removal.png"
+FILE, MARGINS = "truth.json", "margins.npz"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class MethodRow:
     """LDS against networks with initial weights and orders of their own."""
     behind: Estimate | None
     """How much less that is than influence's, paired: the halves are drawn anew for both at once."""
-    held_out: Estimate
-    """The same on the second half of test images and subsets: nothing was chosen there."""
     same: Estimate | None
     """LDS against networks with the recorded run's initial weights and order."""
     seconds: float
@@ -69,8 +67,8 @@ class Truth(Printable):
         return asdict(self)
 
     def table(self) -> Any:
-        names = ["method", "LDS, fresh seeds", "behind influence", "held-out half", "same init and order", "seconds"]
-        rows = [[r.method, r.fresh, r.behind or "–", r.held_out, r.same or "–", f"{r.seconds:.1f}"] for r in self.rows]
+        names = ["method", "LDS, fresh seeds", "behind influence", "same init and order", "seconds"]
+        rows = [[r.method, r.fresh, r.behind or "–", r.same or "–", f"{r.seconds:.1f}"] for r in self.rows]
         notes = [
             f"{self.retrains} retrained halves; a plain training run took {self.plain_seconds:.1f} s, "
             f"a recorded one {self.recorded_seconds:.1f} s"
@@ -117,56 +115,49 @@ def evaluate(
     data = prepare(setting)
     folder = out / setting.name
     with stage("training plainly and with recording"):
-        plain = _kept(folder / "plain_seconds.json", lambda: train_plainly(setting, data)[1])
+        plain = _plain_seconds(setting, data, folder / "plain_seconds.json")
         recorded = record(setting, data, folder)
-    truths = _retrained(folder, setting, data, retrains, again) if margins is None else Margins.load(margins)
-    retrains = len(truths.fresh)
+    if margins is not None:
+        truths = Margins.load(margins)
+    else:
+        fresh = retrained(folder, setting, data, kind="fresh", count=retrains)
+        other = retrained(folder, setting, data, kind="again", count=again) if again else None
+        truths = Margins(setting.name, halves(retrains, len(data.train)), fresh, other)
+        truths.save(folder / MARGINS)
     alike = retrained(folder, setting, data, kind="same", count=same) if same else None
     with stage("asking"):
         refused = _ask_all(data, recorded, folder, methods)
-    members, fresh = truths.members, truths.fresh
-    # The first half of both was for choosing; the second has not been looked at.
-    rest, later = slice(len(data.test) // 2, None), slice(retrains // 2, None)
     rows = []
     with stage("comparing"):
         answers = list(kept_answers(folder))
         drawn = {answer.method: truths.drawn(answer.scores) for answer in answers}
+        influence = drawn.get("influence")
         for answer in answers:
-            mine, best = drawn[answer.method], drawn.get("influence")
-            rows.append(
-                MethodRow(
-                    answer.method,
-                    score_of(mine),
-                    None if best is None or best is mine else score_of(best - mine),
-                    lds(answer.scores[rest], members[later], fresh[later, rest]),
-                    None if alike is None else lds(answer.scores, members[: len(alike)], alike),
-                    answer.seconds,
-                )
-            )
-    rows.sort(key=lambda row: -row.fresh.mean)
+            mine = drawn[answer.method]
+            behind = None if influence is None or influence is mine else score_of(influence - mine)
+            like = None if alike is None else lds(answer.scores, truths.members[: len(alike)], alike)
+            rows.append(MethodRow(answer.method, score_of(mine), behind, like, answer.seconds))
     truth = Truth(
         setting.name,
-        retrains,
+        len(truths.fresh),
         plain,
         recorded.seconds,
-        rows,
+        sorted(rows, key=lambda row: -row.fresh.mean),
         truths.ceiling,
         refused,
         find_mislabelled(setting, data, folder) if data.kind == "classes" else None,
         removal_curve(setting, data, folder, tests=removals, recorded=recorded) if removals else [],
     )
-    if truth.removal:
-        draw(truth.removal, removals, folder / PICTURE)
     (folder / FILE).write_text(json.dumps(truth.as_dict(), indent=1) + "\n", encoding="utf-8")
     return truth
 
 
-def _retrained(folder: Path, setting: Setting, data: Data, retrains: int, again: int) -> Margins:
-    fresh = retrained(folder, setting, data, kind="fresh", count=retrains)
-    other = retrained(folder, setting, data, kind="again", count=again) if again else None
-    truths = Margins(setting.name, halves(retrains, len(data.train)), fresh, other)
-    truths.save(folder / MARGINS)
-    return truths
+def _plain_seconds(setting: Setting, data: Data, path: Path) -> float:
+    """Of training without recording; measured once."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(train_plainly(setting, data)[1]))
+    return json.loads(path.read_text())
 
 
 def _ask_all(data: Data, recorded: Recorded, folder: Path, methods: Sequence[str]) -> list[str]:
@@ -179,10 +170,3 @@ def _ask_all(data: Data, recorded: Recorded, folder: Path, methods: Sequence[str
             except UnsupportedError as error:
                 refused.append(f"{method}: {error}")
     return refused
-
-
-def _kept(path: Path, compute: Callable[[], float]) -> float:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(compute()))
-    return json.loads(path.read_text())

@@ -62,9 +62,9 @@ def precision_at(scores: Float[Tensor, "train"], positive: Bool[Tensor, "train"]
     return float(positive[scores.argsort(descending=True)[:k]].double().mean())
 
 
-def flipped(labels: Int64[Tensor, "train"], share: float, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def flipped(labels: Int64[Tensor, "train"], share: float, classes: int) -> tuple[Tensor, Tensor]:
     """Labels of which a share has been replaced by another class, and which ones."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     wrong = torch.zeros(len(labels), dtype=torch.bool)
     wrong[torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]] = True
     shift = torch.randint(1, classes, (len(labels),), generator=generator)

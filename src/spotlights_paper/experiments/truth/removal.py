@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spotlights.figures import add_note, new_figure, save
-from spotlights.figures.palette import CLASSES, FOR, QUIET, style
 from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.recorded import METHODS, Recorded
@@ -22,7 +20,6 @@ DROPPED = (20, 80, 320)
 """How many examples are left out."""
 COMPARED = ("influence", "contribution", "score", "random")
 _SEED = 20_000
-_COLOURS = {"influence": FOR, "random": QUIET}
 
 
 @dataclass(frozen=True)
@@ -74,32 +71,6 @@ def removal_curve(setting: Setting, data: Data, folder: Path, *, tests: int, rec
             error.append(float((now - nothing).std() / len(tested) ** 0.5))
         curves.append(Removal(method, [0, *counts], margin, error))
     return curves
-
-
-def draw(curves: Sequence[Removal], tests: int, path: Path) -> Path:
-    """The curves as a picture: one line for each method; the numbers of examples are evenly spaced."""
-    with style():
-        figure = new_figure(6.4, 3.6)
-        axes = figure.add_subplot()
-        for index, curve in enumerate(curves):
-            colour = _COLOURS.get(curve.method, CLASSES[index % len(CLASSES)])
-            places = [at + 0.03 * (index - (len(curves) - 1) / 2) for at in range(len(curve.dropped))]
-            width = 2.4 if curve.method == "influence" else 1.6
-            axes.errorbar(
-                places, curve.margin, curve.error, color=colour, marker="o", markersize=4, linewidth=width, capsize=2
-            )
-            end = places[-1], curve.margin[-1]
-            axes.annotate(curve.method, end, (8, 0), textcoords="offset points", va="center", color=colour)
-        axes.axhline(0.0, color=QUIET, linewidth=0.8, linestyle=":")
-        counts = curves[0].dropped
-        axes.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])
-        axes.set_xlim(-0.3, len(counts) - 0.3)
-        axes.set(
-            xlabel="training examples left out: those that the method ranks first", ylabel="margin after retraining"
-        )
-        axes.set_title(f"{tests} test images, each with a network retrained for it")
-        add_note(figure, "below 0: answered wrongly; ± standard error, paired")
-    return save(figure, path)
 
 
 def _ranking(method: str, data: Data, recorded: Recorded, tests: Tensor) -> Int64[Tensor, "chosen train"]:

@@ -10,7 +10,7 @@ order of the recorded run). Margins are kept on disk, some networks at a time, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from spotlights_paper.experiments.progress import track
 from spotlights_paper.experiments.truth.data import Data
 from spotlights_paper.experiments.truth.settings import Setting, epoch_orders, initial_network
 
-KINDS = ("fresh", "again", "same")
-_FIRST_SEED = {"fresh": 1000, "again": 5000}
+_FIRST_SEED = {"fresh": 1000, "again": 5000, "same": 0}
+"""0 is the recorded run's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,51 +77,39 @@ def _together(setting: Setting, data: Data, jobs: Sequence[Job]) -> dict[str, Te
         return data.loss(functional_call(template, network, (inputs,)), labels)
 
     gradients = vmap(grad(loss))
-    step = _optimizer(setting, parameters)
+    optimizer = setting.make_optimizer(list(parameters.values()))  # SGD and Adam treat each number by itself
     orders = torch.stack([job.epochs(setting.epochs) for job in jobs])
     with torch.no_grad():
         for epoch in orders.unbind(1):
             for batch in epoch.split(setting.batch, dim=1):
-                step(gradients(parameters, data.train.inputs[batch], data.train.labels[batch]))
+                found = gradients(parameters, data.train.inputs[batch], data.train.labels[batch])
+                for name, parameter in parameters.items():
+                    parameter.grad = found[name]
+                optimizer.step()
     return parameters
-
-
-def _optimizer(setting: Setting, parameters: dict[str, Tensor]) -> Callable[[dict[str, Tensor]], None]:
-    """torch's own optimizer on stacked parameters: SGD and Adam treat each number by itself."""
-    optimizer = setting.make_optimizer(list(parameters.values()))
-
-    def step(gradients: dict[str, Tensor]) -> None:
-        for name, parameter in parameters.items():
-            parameter.grad = gradients[name]
-        optimizer.step()
-
-    return step
 
 
 # -- halves -----------------------------------------------------------------------------------
 
 
-def halves(count: int, examples: int, seed: int = 0) -> Bool[Tensor, "subsets examples"]:
+def halves(count: int, examples: int) -> Bool[Tensor, "subsets examples"]:
     """Random halves of the training examples; the first ones are the same however many are asked for."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     members = torch.zeros(count, examples, dtype=torch.bool)
     for row in members:
         row[torch.randperm(examples, generator=generator)[: examples // 2]] = True
     return members
 
 
-def retrained(
-    folder: Path, setting: Setting, data: Data, *, kind: str, count: int, recorded_seed: int = 0
-) -> Float[Tensor, "subsets test"]:
+def retrained(folder: Path, setting: Setting, data: Data, *, kind: str, count: int) -> Float[Tensor, "subsets test"]:
     """Margins on the test images, for networks trained on `count` halves."""
-    if kind not in KINDS:
-        raise SettingError(f'No kind of retraining "{kind}". There are: {", ".join(KINDS)}.')
     members = [row.nonzero().flatten() for row in halves(count, len(data.train))]
+    first = _FIRST_SEED[kind]
     if kind == "same":
-        order = epoch_orders(len(data.train), setting.epochs, recorded_seed)
-        jobs = [Job(rows, recorded_seed, order) for rows in members]
+        order = epoch_orders(len(data.train), setting.epochs, first)
+        jobs = [Job(rows, first, order) for rows in members]
     else:
-        jobs = [Job(rows, _FIRST_SEED[kind] + index) for index, rows in enumerate(members)]
+        jobs = [Job(rows, first + index) for index, rows in enumerate(members)]
     return kept_margins(folder / "retrained" / kind, setting, data, jobs)
 
 

@@ -137,10 +137,7 @@ class Setting:
         return torch.optim.Adam(parameters, lr=self.lr)
 
 
-def _mnist_mlp() -> nn.Module:
-    return mlp((784, 128, 64, 10))
-
-
+_mnist_mlp = partial(mlp, (784, 128, 64, 10))
 _letter_gpt = partial(SmallGPT, 128, LETTERS, width=32, heads=4, blocks=1)
 _wiki_gpt = partial(SmallGPT, KNOWN_WORDS, LONG, width=128, heads=4, blocks=4)
 """1.3 million parameters, half a million of them in words."""
