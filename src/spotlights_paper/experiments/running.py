@@ -259,10 +259,12 @@ def run_plan(*, seeds: int, out: Path, keep: bool, quick: bool = False) -> list[
             load_results(folder)  # refuses a folder that cannot be read
         else:
             missing.append(run)
-    left = sum(plan[planned] for planned, _ in missing)
+    started, done, planned = time.perf_counter(), 0, sum(plan[run] for run, _ in missing)
     for number, ((experiment, preset), seed) in enumerate(missing, start=1):
-        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; about {left} minutes left")
+        pace = (time.perf_counter() - started) / 60 / done if done else 1.0  # of this machine, once it is known
+        left = f"about {max(round(pace * (planned - done)), 1)} minutes left"
+        progress.say(f"{number} of {len(missing)}: {experiment}, {preset}, seed {seed}; {left}")
         kept = keep and seed == 0 and preset in ("paper", "quick")
         run_experiment(experiment, preset=preset, seed=seed, out=folders[(experiment, preset), seed], keep=kept)
-        left -= plan[experiment, preset]
+        done += plan[experiment, preset]
     return [folder for planned in plan for (run, _), folder in folders.items() if run == planned]
