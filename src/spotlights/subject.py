@@ -6,7 +6,6 @@ its subject at the top level.
 
 from __future__ import annotations
 
-import base64
 import copy
 import html
 import inspect
@@ -233,7 +232,7 @@ class Subject:
 
     def pictured(self, result: Printable) -> TablePage:
         """An answer of this memory as a table with a picture, or the text, of each training example."""
-        from spotlights.explorer.views import as_json, picture
+        from spotlights.explorer.views import as_json, picture, png_url
 
         show = self.show_example
         if show is None:
@@ -243,8 +242,7 @@ class Subject:
             shown = show(example)
             kind = as_json(shown)
             if kind["kind"] == "image":
-                data = base64.b64encode(picture(shown)).decode()
-                return f'<img alt="example {example}" src="data:image/png;base64,{data}"> '
+                return f'<img alt="example {example}" src="{png_url(picture(shown))}"> '
             return f"{html.escape(kind['text'])} " if kind["kind"] == "text" else ""
 
         return result.page(seen)

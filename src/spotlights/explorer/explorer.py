@@ -20,7 +20,7 @@ import spotlights as sl
 from spotlights import interrupts
 from spotlights.errors import SpotlightsError
 from spotlights.explorer.jobs import BackgroundJob, Preparing
-from spotlights.explorer.queries import Query, mask_of, output_layer, read_query
+from spotlights.explorer.queries import Query, output_layer, read_query
 
 if TYPE_CHECKING:
     from spotlights.subject import Subject
@@ -256,13 +256,3 @@ class Explorer:
         """The layer that answers a query, or the first test input."""
         asked = query or read_query(self.subject, f"test:{self.inputs.ids[0]}")
         return output_layer(self.opened.layers, asked, self.attend(asked))
-
-    def mask_of(self, left_out: str, layers: str | None, query: Query | None = None) -> sl.Mask:
-        """The mask that an address names; by default of the layer that answers."""
-        return mask_of(left_out, layers, self.opened.memory, self.answering_layer(query))
-
-    def mask(self, query: Query, mask: sl.Mask) -> dict[str, Any]:
-        """The answer with and without what the mask leaves out."""
-        masks, output = self.masks(), self.attend(query).output
-        masked = masks.network(mask)(query.batch) if mask else output
-        return {"with": query.described(output), "without": query.described(masked)}

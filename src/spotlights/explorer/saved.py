@@ -21,7 +21,7 @@ from spotlights.errors import SettingError, SpotlightsError
 from spotlights.explorer.api import answer, as_text
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.queries import kind_named
-from spotlights.explorer.views import picture
+from spotlights.explorer.views import png_url
 from spotlights.results import write_whole
 from spotlights.selections import format_selections
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TOP, TILES, STRETCHES, MOST_PARTS, SUSPECTS = 10, 60, 8, 14, 60
 """As in `static/answer.js` and `static/audit.js`."""
 VIEWS = ("", "history", "map", "audit", "compare")
-_PICTURE = re.compile(r"api/(inputs|examples)/(-?[0-9]+)\.png")
+_PICTURE = re.compile(r"api/(inputs|examples)/-?[0-9]+\.png")
 _POLICY = (
     "default-src 'none'; script-src {scripts} data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'"
@@ -80,10 +80,8 @@ def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
     run |= {"training_queries": False, "prompt": False, "saved": True}
     answers = {_key("run", {}): run, _key("query", asking): shown, _key("status", {}): answer(explorer, "status", {})}
     for path, given in _questions(explorer, run, shown, state):
-        other = path.startswith("other/")
-        at = explorer.other if other and explorer.other is not None else explorer
         try:
-            answers[_key(path, given)] = answer(at, path.removeprefix("other/"), given)
+            answers[_key(path, given)] = answer(explorer, path, given)
         except SpotlightsError:
             if path in ("layer", "history", "map", "lamp", "audit"):
                 raise
@@ -163,13 +161,8 @@ def images_of(explorer: Explorer, answers: Any) -> dict[str, str]:
         elif isinstance(value, list):
             for part in value:
                 walk(part)
-        elif isinstance(value, str) and value not in images and (named := _PICTURE.fullmatch(value)):
-            number = int(named[2])
-            if named[1] == "inputs":
-                shown = explorer.inputs.show(explorer.inputs.place(number))
-            else:
-                shown = None if explorer.show is None else explorer.show(number)
-            images[value] = f"data:image/png;base64,{base64.b64encode(picture(shown)).decode()}"
+        elif isinstance(value, str) and value not in images and _PICTURE.fullmatch(value):
+            images[value] = png_url(answer(explorer, value.removeprefix("api/"), {}))
 
     walk(answers)
     return images
