@@ -173,6 +173,10 @@ class Subject:
         other.path = Path(memory)
         return other
 
+    def _other(self, compare: Subject | str | Path | None) -> Subject | None:
+        """What answers are compared with: a subject, or this one on another memory."""
+        return compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+
     def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
         """The same subject, whose training examples can be asked about."""
         other = copy.copy(self)
@@ -198,8 +202,7 @@ class Subject:
         from spotlights.explorer import Served
 
         notebook = "ipykernel" in sys.modules  # which shows the page inline
-        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
-        served = Served(self, other=other, host=host, port=port, framed=notebook)
+        served = Served(self, other=self._other(compare), host=host, port=port, framed=notebook)
         if open_browser if open_browser is not None else sys.stdout.isatty() and not notebook:
             webbrowser.open(served.url)
         if not notebook:
@@ -224,11 +227,11 @@ class Subject:
             measure: "contribution", "influence", "score" or "absolute".
             target: an output, or the difference of two ("7-9"); what the network says by default.
         """
+        from spotlights.explorer.queries import full_name
         from spotlights.explorer.saved import page_of
 
-        asked = str(query) if ":" in str(query) else f"test:{query}"
         target = None if target is None else str(target)
-        return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
+        return page_of(self, full_name(query), view=view, layer=layer, measure=measure, target=target)
 
     def pictured(self, result: Printable) -> TablePage:
         """An answer of this memory as a table with a picture, or the text, of each training example."""
@@ -255,11 +258,12 @@ class Subject:
             compare: another memory of the same inputs, or its subject, to compare answers with.
             height: of the page, in pixels.
         """
+        from spotlights.explorer.queries import full_name
         from spotlights.explorer.widget import widget_of
 
-        asked = str(query) if not str(query) or ":" in str(query) else f"test:{query}"
-        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
-        return widget_of(self, {"q": asked} if asked else {}, other=other, height=height)
+        return widget_of(
+            self, {"q": full_name(query)} if query != "" else {}, other=self._other(compare), height=height
+        )
 
     # -- the memory and its network ------------------------------------------------------------
 

@@ -50,7 +50,9 @@ def _say(message: str, style: str) -> None:
 
     from spotlights.results import printable
 
-    Console(stderr=True).print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(
+        printable(message), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
 
 
 app = typer.Typer(
@@ -100,7 +102,7 @@ def progress_bar(what: str) -> Iterator[Callable[[float], object]]:
 
 
 def print_result(*results: Any) -> None:
-    """Prints texts and tables; a note that several tables have is printed below the first."""
+    """Prints texts, paths and tables; a note that several tables have is printed below the first."""
     from rich.console import Console
 
     from spotlights.results import Printable, TitledTable
@@ -108,22 +110,26 @@ def print_result(*results: Any) -> None:
     said = set()
     for result in results:
         shown = result.table() if isinstance(result, Printable) else result
+        shown = str(shown) if isinstance(shown, Path) else shown
         if isinstance(shown, TitledTable) and shown.note is not None:
             shown = replace(shown, note=None) if shown.note in said else shown
             said.add(shown.note)
-        Console().print(shown, markup=False, highlight=False)
+        Console().print(shown, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(shown, str))
 
 
 def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, default=str))
 
 
-def write_table(rows: Iterable[Mapping[str, Any]], file: Path | None) -> None:
-    """Writes the rows of an answer where `--table` says, if it says so."""
-    if file is not None:
+def print_answer(
+    plain: Any, *results: Any, as_json: bool, rows: Iterable[Mapping[str, Any]] = (), table: Path | None = None
+) -> None:
+    """Prints results for people, or the same as JSON; and writes the rows where `--table` says, if it says so."""
+    if table is not None:
         from spotlights.results import write_rows
 
-        write_rows(rows, file)
+        write_rows(rows, table)
+    print_json(plain) if as_json else print_result(*results)
 
 
 # -- arguments and options --------------------------------------------------------------------

@@ -43,9 +43,8 @@ def _swept(
 ) -> sl.History | Rebuilt:
     """One sweep back over all of training."""
     spot = explorer.attend(query)
-    name = " − ".join(query.output_name(number) for number in numbers)
     try:
-        return spot.history({name: query.target(spot.output, numbers)}, progress=progress)
+        return spot.history({query.target_name(numbers): query.target(spot.output, numbers)}, progress=progress)
     except UnsupportedError as error:
         return _networks_rebuilt(explorer, query, str(error), progress)
 
@@ -165,8 +164,8 @@ def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[
 
 
 def _named(query: Query, numbers: tuple[int, ...]) -> dict[str, Any]:
-    name = " − ".join(query.output_name(number) for number in numbers)
-    return {"target": numbers[0], "versus": numbers[1] if len(numbers) > 1 else None, "name": name}
+    versus = numbers[1] if len(numbers) > 1 else None
+    return {"target": numbers[0], "versus": versus, "name": query.target_name(numbers)}
 
 
 def _stretches(query: Query, said: dict[int, int]) -> list[dict[str, Any]]:

@@ -105,6 +105,10 @@ class Query:
             return self.subject.tokenizer.decode([number])
         return self.subject.class_name(number, self.source)
 
+    def target_name(self, numbers: tuple[int, ...]) -> str:
+        """An output by name, or the difference of two."""
+        return " − ".join(self.output_name(number) for number in numbers)
+
     def described(self, output: Any) -> dict[str, Any]:
         """The query and the network's answer, as plain data."""
         logits = self.outputs(output)
@@ -135,6 +139,11 @@ class Query:
 
 
 # -- what an address names --------------------------------------------------------------------
+
+
+def full_name(query: str | int) -> str:
+    """A query as an address names it: a number alone is the id of a test input."""
+    return str(query) if ":" in str(query) else f"test:{query}"
 
 
 def read_query(subject: Subject, name: str, position: int | None = None) -> Query:
