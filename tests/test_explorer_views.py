@@ -159,7 +159,7 @@ def test_without_show_examples_are_rebuilt_from_the_first_layer_s_keys():
     row = get("layer", explorer, q="test:0", layer="1", measure="score")["top"][0]
     assert (row["shown"]["kind"], row["shown"]["height"], row["shown"]["width"]) == ("image", 8, 8)
     example = next(number for number in range(9))
-    rebuilt = explorer.show(example)
+    rebuilt = explorer.subject.show_example(example)
     assert torch.equal(rebuilt, subject.inputs.data[example])
 
 

@@ -177,10 +177,12 @@ class Subject:
         """What answers are compared with: a subject, or this one on another memory."""
         return compare if compare is None or isinstance(compare, Subject) else self.at(compare)
 
-    def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
-        """The same subject, whose training examples can be asked about."""
+    def with_examples(self, example_input: Callable[[int], Tensor]) -> Subject:
+        """The same subject, whose training examples can be asked about and shown, if nobody has said how."""
         other = copy.copy(self)
-        other._example_input = example_input  # noqa: SLF001 (of the same class)
+        other._example_input = self._example_input or example_input  # noqa: SLF001 (of the same class)
+        if self.show_example is None:
+            other._show = lambda example: self.looks(example_input(example))  # noqa: SLF001
         return other
 
     def explore(

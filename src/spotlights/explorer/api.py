@@ -145,9 +145,10 @@ def _example(explorer: Explorer, given: Parameters) -> Any:
 
 
 def _example_png(explorer: Explorer, given: Parameters) -> bytes:
-    if explorer.show is None:
+    show = explorer.subject.show_example
+    if show is None:
         raise UnknownNameError("Training examples have no pictures here.")
-    return picture(explorer.show(given.id))
+    return picture(show(given.id))
 
 
 def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any], *more: Any) -> Any:

@@ -191,9 +191,8 @@ def input_row(explorer: Explorer, place: int) -> dict[str, Any]:
 
 def show_example(explorer: Explorer, example: int | None) -> dict[str, Any] | None:
     """How a training example looks; None where nobody has said."""
-    if explorer.show is None or example is None:
-        return None
-    return as_json(explorer.show(example), f"api/examples/{example}.png")
+    show = explorer.subject.show_example
+    return None if show is None or example is None else as_json(show(example), f"api/examples/{example}.png")
 
 
 # -- masks ------------------------------------------------------------------------------------

@@ -128,15 +128,8 @@ class Explorer:
         self.starting = threading.Lock()
         self._prepare = prepare
         self.opened = self._open(subject.open())
-        if subject.example_input is None and self._sees_inputs():
-            self.subject = subject.with_example_input(self._rebuilt)
-
-    @property
-    def show(self) -> Callable[[int], Any] | None:
-        """How a training example looks, by its id; None if nobody can say."""
-        if self.subject.show_example is not None or not self._sees_inputs():
-            return self.subject.show_example
-        return lambda example: self.subject.looks(self._rebuilt(example))
+        if (subject.example_input is None or subject.show_example is None) and self._sees_inputs():
+            self.subject = subject.with_examples(self._rebuilt)
 
     def _sees_inputs(self) -> bool:
         """Whether the first layer's keys are the network's inputs, as those of the first test input are."""
@@ -235,11 +228,9 @@ class Explorer:
         if opened.memory.influence_is_prepared:
             return
         with self.starting:
-            opened.influence = opened.influence or BackgroundJob(partial(self._prepare_influence, opened))
+            prepare, turn = opened.memory.prepare_influence, partial(self._turn, opened)
+            opened.influence = opened.influence or BackgroundJob(lambda note: prepare(turn=turn, progress=note))
         opened.influence.result()
-
-    def _prepare_influence(self, opened: Opened, progress: Callable[[float], None]) -> None:
-        opened.memory.prepare_influence(turn=lambda: self._turn(opened), progress=progress)
 
     # -- masks ---------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from spotlights.errors import UnsupportedError
 from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.jobs import AbandonedError, BackgroundJob, Preparing
-from spotlights.explorer.queries import Query, run
+from spotlights.explorer.queries import Query, run, towards
 from spotlights.explorer.spotlight import example_rows
 
 POINTS, AREAS, REBUILT = 300, 100, 50
@@ -147,14 +147,13 @@ def _lost(explorer: Explorer, query: Query, history: sl.History) -> list[dict[st
 def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[int, ...]) -> dict[str, Any]:
     """The same answer without who made the number."""
     outputs = rebuilt.outputs
-    curve = outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
     said = outputs.argmax(dim=1).tolist() if outputs.shape[1] > 1 else []
     nothing = {"per": None, "groups": [], "edges": [], "areas": [], "layers": {}, "terms": {}, "lost": []}
     return {
         **_named(query, numbers),
         "steps": explorer.opened.memory.steps,
         "at": rebuilt.steps,
-        "curve": curve.tolist(),
+        "curve": towards(outputs, numbers).tolist(),
         "says": _stretches(query, dict(zip(rebuilt.steps, said, strict=False))),
         "note": f"Networks rebuilt from the memory as of {len(rebuilt.steps)} steps. {rebuilt.why}",
         "exact": False,

@@ -1,5 +1,7 @@
 // Small tools for the page: elements, numbers, and how a datum is shown.
 
+import { Replaced } from "./api.js";
+
 export const $ = (id) => document.getElementById(id);
 
 /** An element: h("button", {class: "chip", onclick}, "text", child, …). Text is always text, never markup. */
@@ -120,6 +122,15 @@ export const waits = (place, text) => (progress) => {
   place.classList.remove("busy");
   fill(place, h("p", {}, text, progress ? h("span", { class: "quiet" }, ` ${Math.round(100 * progress)} %`) : null), h("progress", { ...(progress ? { value: progress, max: 1 } : {}), "aria-label": text }));
 };
+
+/** Fills a place of the page; what goes wrong is said there, with a way to try again. A newer question says nothing. */
+export async function attempt(place, work, again = null) {
+  try {
+    await work();
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill(place, problem(error, again));
+  }
+}
 
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);
