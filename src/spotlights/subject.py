@@ -229,11 +229,15 @@ class Subject:
             measure: "contribution", "influence", "score" or "absolute".
             target: an output, or the difference of two ("7-9"); what the network says by default.
         """
+        from spotlights.explorer.explorer import Explorer
         from spotlights.explorer.queries import full_name
-        from spotlights.explorer.saved import page_of
+        from spotlights.explorer.saved import saved_page
 
-        target = None if target is None else str(target)
-        return page_of(self, full_name(query), view=view, layer=layer, measure=measure, target=target)
+        explorer = Explorer(self, prepare=False)
+        explorer.prepare(explorer.opened)
+        given = {"view": view, "layer": layer, "measure": measure, "target": target}
+        state = {name: str(value) for name, value in given.items() if value not in (None, "")}
+        return saved_page(explorer, {"q": full_name(query), **state})
 
     def pictured(self, result: Printable) -> TablePage:
         """An answer of this memory as a table with a picture, or the text, of each training example."""

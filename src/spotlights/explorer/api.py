@@ -35,7 +35,7 @@ class Parameters:
         self, explorer: Explorer, given: Mapping[str, Any], allowed: tuple[str, ...], number: str | None
     ) -> None:
         self._explorer, self._number = explorer, number
-        self._given = {name: str(value) for name, value in given.items()}
+        self._given = {name: str(value) for name, value in given.items() if value is not None}
         unknown = [name for name in self._given if name not in allowed]
         if unknown:
             raise SettingError(f"Unknown parameter {unknown[0][:40]!r}. There are: {', '.join(allowed) or 'none'}.")

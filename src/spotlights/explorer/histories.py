@@ -122,8 +122,6 @@ def _described(
         "groups": list(panel.groups or []),
         "edges": [] if panel.edges is None else [float(edge) for edge in panel.edges],
         "areas": areas,
-        "layers": {str(row["layer"]): row["total history"] for row in history.by_layer().rows()},
-        "terms": {row["term"]: row[history.names[0]] for row in history.rows(0)},
         "exact": history.exact,
         "error": float(history.error[0]),
         "lost": _lost(explorer, query, history),
@@ -148,7 +146,7 @@ def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[
     """The same answer without who made the number."""
     outputs = rebuilt.outputs
     said = outputs.argmax(dim=1).tolist() if outputs.shape[1] > 1 else []
-    nothing = {"per": None, "groups": [], "edges": [], "areas": [], "layers": {}, "terms": {}, "lost": []}
+    nothing = {"per": None, "groups": [], "edges": [], "areas": [], "lost": []}
     return {
         **_named(query, numbers),
         "steps": explorer.opened.memory.steps,
