@@ -173,10 +173,8 @@ def totals(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    by: Annotated[
-        str | None, optional(help="The column, such as label or step; by default one that has few values.")
-    ] = None,
-    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    by: options.By = None,
+    bins: options.Bins = None,
     layer: options.Layer = None,
     measure: options.Measure = "contribution",
     target: options.Target = None,
@@ -224,10 +222,8 @@ def history(
     query: options.Query,
     subject: options.Subject = None,
     target: options.Target = None,
-    by: Annotated[
-        str | None, optional(help="The column, such as label or source; by default one that has few values.")
-    ] = None,
-    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    by: options.By = None,
+    bins: options.Bins = None,
     k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many examples for and against.")] = 5,
     plot: Annotated[Path | None, optional(help="Write a picture: the output after every step, by the column.")] = None,
     where: options.Where = "",
@@ -352,8 +348,8 @@ def export(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    layer: Annotated[str | None, optional(help="The layer; the one that answers by default.")] = None,
-    measure: Annotated[str, typer.Option(help="contribution, influence, score or absolute.")] = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     view: Annotated[str, optional(help="history, map or audit; the answer by default.")] = "",
     out: Annotated[Path, typer.Option(help="The file.")] = Path("answer.html"),

@@ -189,6 +189,7 @@ Query = Annotated[
     typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID or text:PROMPT, if the subject can."),
 ]
 Layer = Annotated[str | None, optional(help="The layer; the last one by default.")]
+AnswersLayer = Annotated[str | None, optional(help="The layer; the one that answers by default.")]
 Measure = Annotated[
     str,
     typer.Option(
@@ -196,6 +197,9 @@ Measure = Annotated[
         "long as a training run), score or absolute (the score's size)."
     ),
 ]
+SignedMeasure = Annotated[str, typer.Option(help="contribution, influence, score or absolute.")]
+By = Annotated[str | None, optional(help="The column, such as label or step; by default one that has few values.")]
+Bins = Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")]
 Target = Annotated[
     str | None,
     optional(help='The output, by its number, or the difference of two, such as "7-9"; the largest one by default.'),

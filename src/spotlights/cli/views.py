@@ -10,17 +10,14 @@ from spotlights.cli.options import AsJson, TableFile, app, optional, print_answe
 from spotlights.cli.subjects import find_subject, other_subject
 from spotlights.errors import SettingError
 
-SignedMeasure = Annotated[str, typer.Option(help="contribution, influence, score or absolute.")]
-AnswersLayer = Annotated[str | None, optional(help="The layer; the one that answers by default.")]
-
 
 @app.command("map", epilog="Example:  [bold]spotlights map runs/demo 60008 --table map.csv[/]")
 def show_map(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    layer: AnswersLayer = None,
-    measure: SignedMeasure = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     projection: Annotated[
         str, typer.Option(help="pca, the two directions in which the keys differ most; or umap, neighbours together.")
@@ -50,8 +47,8 @@ def compare(
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another memory: of another seed, or after cleaning.")],
     query: options.Query,
     subject: options.Subject = None,
-    layer: AnswersLayer = None,
-    measure: SignedMeasure = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     by: Annotated[str | None, optional(help="The column of the groups; the first one by default.")] = None,
     engine: options.Engine = None,

@@ -156,8 +156,8 @@ def _page(explorer: Explorer) -> Callable[[Request], SavedPage]:
 class RequestGuard:
     """Lets in who knows the server's name and, where one is demanded, its token; adds the headers that protect."""
 
-    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str | None, framed: bool) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+    def __init__(self, app: ASGIApp, *, token: str | None, framed: bool) -> None:
+        self._app, self._token = app, token
         ancestors = "http://127.0.0.1:* http://localhost:*" if framed else "'none'"
         self._headers = [
             (b"content-security-policy", _POLICY.format(ancestors=ancestors).encode()),
@@ -182,7 +182,7 @@ class RequestGuard:
 
     def _unknown(self, request: Request) -> Response | None:
         if self._token is None:
-            if _host_name(request.headers.get("host", "")) not in self._hosts:
+            if _host_name(request.headers.get("host", "")) not in LOCAL_NAMES:
                 return _refusal(421, "This server does not go by that name. Open it as http://127.0.0.1 and its port.")
             return None
         brought = request.query_params.get("token")
@@ -240,7 +240,7 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
     routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestGuard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]
+        middleware=[Middleware(RequestGuard, token=token, framed=framed)],  # type: ignore[arg-type]
         exception_handlers={HTTPException: _error, Exception: _error},
     )
     app.router.redirect_slashes = False  # an address is there or not

@@ -14,13 +14,14 @@ export function h(tag, properties = {}, ...children) {
     else if (name in element && name !== "list" && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...present(children));
   return element;
 }
 
-export function fill(place, ...children) {
-  place.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
-}
+/** Lists of children as one, without those that are not there. */
+export const present = (children) => children.flat(9).filter((child) => (child ?? false) !== false);
+
+export const fill = (place, ...children) => place.replaceChildren(...present(children));
 
 /** A number as one reads it: 12,345 · 3.21 · 0.0042 · 1.2 M. */
 export function shown(value) {
