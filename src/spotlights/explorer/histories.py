@@ -161,8 +161,8 @@ def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[
 
 
 def _named(query: Query, numbers: tuple[int, ...]) -> dict[str, Any]:
-    versus = numbers[1] if len(numbers) > 1 else None
-    return {"target": numbers[0], "versus": versus, "name": query.target_name(numbers)}
+    target, versus, *_ = (*numbers, None)
+    return {"target": target, "versus": versus, "name": query.target_name(numbers)}
 
 
 def _stretches(query: Query, said: dict[int, int]) -> list[dict[str, Any]]:
