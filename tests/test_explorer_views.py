@@ -200,8 +200,9 @@ def test_training_examples_can_be_asked_about_where_the_first_layer_sees_the_inp
         slot = memory.first_slots("example", layer="1")[memory.distinct("example", layer="1").index(example)]
         with torch.no_grad():
             expected = model(memory.keys([slot], layer="1").reshape(1, 3, 8, 8))[0]
-        outputs = get("query", explorer, q=f"train:{example}")["outputs"]
-        assert [each["logit"] for each in outputs] == pytest.approx(expected.tolist(), abs=1e-6)
+        found = get("query", explorer, q=f"train:{example}")
+        assert found["shown"]["kind"] == "image"
+        assert [each["logit"] for each in found["outputs"]] == pytest.approx(expected.tolist(), abs=1e-6)
     get("query", explorer, 404, q="train:900")
 
 

@@ -1,6 +1,6 @@
 // Two memories and one input: two sums side by side, and the examples that only one of them puts forward.
 
-import { asked, controls, rowsOf, sumParts, sumRows } from "./answer.js";
+import { asked, controls, rowsOf, sumParts, sumRows, theAnswer } from "./answer.js";
 import { ask } from "./api.js";
 import { waterfall } from "./charts.js";
 import { $, attempt, fill, h, percent, shown, visible } from "./dom.js";
@@ -13,10 +13,9 @@ export async function showCompare() {
   const place = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Asking both memories …"));
   fill($("view"), place);
   await attempt(place, async () => {
-    const other = await ask("other/run");
-    const target = state.target || String((await ask("query", { q: state.q, at: state.at })).said);
-    const wanted = asked({ top: 24, target, where: "" });
-    const [first, second, one, two] = await Promise.all([ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("query", { q: state.q, at: state.at }), ask("other/query", { q: state.q, at: state.at })]);
+    const one = theAnswer();
+    const wanted = asked({ top: 24, target: state.target || String(one.said), where: "" });
+    const [other, first, second, two] = await Promise.all([ask("other/run"), ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("other/query", { q: state.q, at: state.at })]);
     if (!looking("compare")) return;
     pair = [{ title: run.title, found: first, answer: one }, { title: other.title, found: second, answer: two }];
     controls();
