@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from spotlights.explorer import api
-from spotlights.explorer.server import COMPARED, OTHER
+from spotlights.explorer.server import COMPARED
 
 HANG = 60.0
 """Seconds without an answer."""
@@ -123,9 +123,9 @@ PATHS = (
     "/%00 /%ff%fe /api/inputs/../run /api/examples/1e9 /api/inputs/-1.png /favicon.ico /static/nothing.js /;a=b "
     "http://evil.example/api/run /api/run/ /API/RUN /api%2frun * /.git/config /static/ /static/nothing.js"
 ).split(" ")
-ADDRESSES = {path.replace("{id}", "7"): names for path, (_, names) in api.ADDRESSES.items()}
+ADDRESSES = {f"/api/{path.format(id=7)}": names for path, (_, names) in api.ADDRESSES.items()}
 ADDRESSES["/api/page"] = (*api.LOOK, "view", "per", "mask", "projection")
-ADDRESSES |= {f"{OTHER}{path}": ADDRESSES[path] for path in COMPARED}
+ADDRESSES |= {f"/other/api/{path}": ADDRESSES[f"/api/{path}"] for path in COMPARED}
 """Whatever the explorer answers at, and the parameters that it takes there."""
 SENSIBLE = {
     "measure": "contribution influence score absolute",
@@ -230,7 +230,7 @@ class Attack:
     def foreign(self) -> None:
         """Another site's page, on what costs and on what has effects."""
         address, question = self.question()
-        method, headers = "POST" if address in api.EFFECTS else "GET", self._random.choice(SITES)
+        method, headers = "POST" if address.removeprefix("/api/") in api.EFFECTS else "GET", self._random.choice(SITES)
         self.ask("another site", method, question, headers, expected=(403, 400))
 
     def hosts(self) -> None:

@@ -16,7 +16,7 @@ import spotlights as sl
 import tables
 from demos import small_demo
 from spotlights.cli import app
-from spotlights.cli.options import progress_bar
+from spotlights.cli.options import print_result, progress_bar
 from spotlights.cli.thumbnails import HALF, SIDE, strips
 from spotlights.results import write_rows
 from spotlights_paper.experiments import demo
@@ -315,6 +315,12 @@ def test_cells_begin_no_formula_and_columns_have_one_type(tmp_path: Path):
     read = feather.read_table(write_rows(rows, tmp_path / "a.arrow")).to_pydict()
     assert read == {"label": ["=cmd()", "3"], "value": [-1.5, None], "more": [None, "+x"]}
     assert feather.read_table(write_rows([], tmp_path / "none.arrow")).num_rows == 0
+
+
+def test_the_name_of_a_query_is_printed_as_it_is_and_a_path_in_one_line(capsys: pytest.CaptureFixture[str]):
+    """To rich, `:100:` is a picture of a hundred points."""
+    print_result("test:100: the network says 7", Path("a/" * 100))
+    assert capsys.readouterr().out == f"test:100: the network says 7\n{Path('a/' * 100)}\n"
 
 
 # -- pictures in the terminal -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from explorers import HERE, client, digits, first
 from hostile_requests import target_of, torture
 from spotlights import interrupts
 from spotlights.explorer import connections
-from spotlights.explorer.api import ADDRESSES, EFFECTS, LOOK, MASK, as_response
+from spotlights.explorer.api import ADDRESSES, EFFECTS, LOOK, MASK, as_text
 from spotlights.explorer.launch import Served
 from spotlights.explorer.server import build_app
 
@@ -87,7 +87,8 @@ OWN = [{}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin", "origin
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 def test_no_page_of_another_site_gets_an_answer_or_an_effect(headers: dict[str, str]):
     for path in ADDRESSES:
-        answer = client(digits()).request("POST" if path in EFFECTS else "GET", path.format(id=1), headers=headers)
+        method, address = "POST" if path in EFFECTS else "GET", f"/api/{path.format(id=1)}"
+        answer = client(digits()).request(method, address, headers=headers)
         assert answer.status_code == 403
         assert "another site" in answer.json()["error"]["message"]
     assert client(digits()).get("/", headers=headers).status_code == 200  # a link may lead to the page
@@ -123,7 +124,7 @@ def test_a_body_that_nobody_wants_is_refused():
 
 
 def test_a_network_that_diverged_is_still_shown():
-    assert json.loads(as_response({"a": [1.0, float("nan")], "b": float("inf")}).body) == {"a": [1.0, None], "b": None}
+    assert json.loads(as_text({"a": [1.0, float("nan")], "b": float("inf")})) == {"a": [1.0, None], "b": None}
 
 
 # -- a real server ----------------------------------------------------------------------------
@@ -306,7 +307,7 @@ NAMES = st.sampled_from([*LOOK, *MASK, "only", "label", "first", "count", "seed"
 
 
 @given(
-    address=st.sampled_from([path.replace("{id}", "7") for path in ADDRESSES if path not in EFFECTS]),
+    address=st.sampled_from([f"/api/{path.format(id=7)}" for path in ADDRESSES if path not in EFFECTS]),
     given=st.dictionaries(NAMES, WORDS, max_size=5),
     real=st.booleans(),
 )

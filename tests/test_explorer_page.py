@@ -644,7 +644,7 @@ def test_named_classes_and_colour_images_fit_every_screen_in_the_dark(browser: B
 def test_the_widget_s_page_works_without_a_server(browser: BrowserContext):
     """A page of a notebook's kind: it loads the widget's module, and hands messages on to the kernel's side."""
     pytest.importorskip("anywidget", reason="anywidget is not installed")
-    from spotlights.explorer.widget import replied
+    from spotlights.explorer.widget import reply_to
 
     subject = digits().subject
     widget = subject.widget(first(), height=700)
@@ -661,7 +661,7 @@ def test_the_widget_s_page_works_without_a_server(browser: BrowserContext):
     wrong: list[str] = []
     page = browser.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.expose_function("kernel", lambda asked: json.dumps(replied(explorer, json.loads(asked)), default=str))
+    page.expose_function("kernel", lambda asked: json.dumps(reply_to(explorer, json.loads(asked)), default=str))
     page.evaluate(host, [module, widget.page])
     frame = page.frame_locator("iframe")
     frame.locator("#mosaic .tile").first.wait_for()

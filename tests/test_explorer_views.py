@@ -159,7 +159,7 @@ def test_without_show_examples_are_rebuilt_from_the_first_layer_s_keys():
     row = get("layer", explorer, q="test:0", layer="1", measure="score")["top"][0]
     assert (row["shown"]["kind"], row["shown"]["height"], row["shown"]["width"]) == ("image", 8, 8)
     example = next(number for number in range(9))
-    rebuilt = explorer.show(example)
+    rebuilt = explorer.subject.show_example(example)
     assert torch.equal(rebuilt, subject.inputs.data[example])
 
 
@@ -200,8 +200,9 @@ def test_training_examples_can_be_asked_about_where_the_first_layer_sees_the_inp
         slot = memory.first_slots("example", layer="1")[memory.distinct("example", layer="1").index(example)]
         with torch.no_grad():
             expected = model(memory.keys([slot], layer="1").reshape(1, 3, 8, 8))[0]
-        outputs = get("query", explorer, q=f"train:{example}")["outputs"]
-        assert [each["logit"] for each in outputs] == pytest.approx(expected.tolist(), abs=1e-6)
+        found = get("query", explorer, q=f"train:{example}")
+        assert found["shown"]["kind"] == "image"
+        assert [each["logit"] for each in found["outputs"]] == pytest.approx(expected.tolist(), abs=1e-6)
     get("query", explorer, 404, q="train:900")
 
 

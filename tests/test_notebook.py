@@ -1,5 +1,7 @@
 """Notebooks: answers as tables with pictures, and the explorer as a widget that needs no port."""
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 import spotlights as sl
 from explorers import coloured, digits, exact_run, first
+from spotlights.explorer.explorer import Explorer
 from spotlights.results import Printable, build
 
 
@@ -58,15 +61,25 @@ def test_a_subject_shows_the_examples_of_an_answer_and_a_file_holds_them(tmp_pat
 def test_the_kernel_answers_the_widget_s_page_with_pictures():
     widget = pytest.importorskip("spotlights.explorer.widget")
     explorer = digits()
-    found = widget.replied(explorer, {"id": "a", "path": "query", "parameters": f"q=test%3A{first()}"})
+    found = widget.reply_to(explorer, {"id": "a", "path": "query", "parameters": f"q=test%3A{first()}"})
     assert (found["id"], found["status"]) == ("a", 200)
     (address,) = found["images"]
     assert address == found["answer"]["shown"]["image"]
     assert found["images"][address].startswith("data:image/png;base64,")
     example = explorer.opened.memory.distinct("example")[0]
-    assert widget.replied(explorer, {"path": f"examples/{example}"})["answer"]["example"] == example
-    for path in ("nothing", "query", "examples/x", "refresh/../run"):
-        assert widget.replied(explorer, {"id": 1, "path": path})["status"] == 400
+    assert widget.reply_to(explorer, {"path": f"examples/{example}"})["answer"]["example"] == example
+    for path, status in (("nothing", 404), ("query", 400), ("examples/x", 400), ("refresh/../run", 404)):
+        assert widget.reply_to(explorer, {"id": 1, "path": path})["status"] == status
+
+
+def test_the_kernel_answers_about_a_network_that_diverged():
+    """A notebook's messages are JSON, which has no NaN."""
+    widget = pytest.importorskip("spotlights.explorer.widget")
+    subject = copy.copy(coloured())
+    subject.target = lambda output: output * torch.tensor([1.0, float("nan"), float("inf")])
+    found = widget.reply_to(Explorer(subject, prepare=False), {"path": "query", "parameters": "q=test%3A0"})
+    outputs = json.loads(json.dumps(found, allow_nan=False))["answer"]["outputs"]
+    assert [output["logit"] for output in outputs][1:] == [None, None]
 
 
 def test_a_notebook_runs_with_tables_and_the_widget():

@@ -6,7 +6,6 @@ its subject at the top level.
 
 from __future__ import annotations
 
-import base64
 import copy
 import html
 import inspect
@@ -174,10 +173,16 @@ class Subject:
         other.path = Path(memory)
         return other
 
-    def with_example_input(self, example_input: Callable[[int], Tensor]) -> Subject:
-        """The same subject, whose training examples can be asked about."""
+    def _other(self, compare: Subject | str | Path | None) -> Subject | None:
+        """What answers are compared with: a subject, or this one on another memory."""
+        return compare if compare is None or isinstance(compare, Subject) else self.at(compare)
+
+    def with_examples(self, example_input: Callable[[int], Tensor]) -> Subject:
+        """The same subject, whose training examples can be asked about and shown, if nobody has said how."""
         other = copy.copy(self)
-        other._example_input = example_input  # noqa: SLF001 (of the same class)
+        other._example_input = self._example_input or example_input  # noqa: SLF001 (of the same class)
+        if self.show_example is None:
+            other._show = lambda example: self.looks(example_input(example))  # noqa: SLF001
         return other
 
     def explore(
@@ -199,8 +204,7 @@ class Subject:
         from spotlights.explorer import Served
 
         notebook = "ipykernel" in sys.modules  # which shows the page inline
-        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
-        served = Served(self, other=other, host=host, port=port, framed=notebook)
+        served = Served(self, other=self._other(compare), host=host, port=port, framed=notebook)
         if open_browser if open_browser is not None else sys.stdout.isatty() and not notebook:
             webbrowser.open(served.url)
         if not notebook:
@@ -225,15 +229,19 @@ class Subject:
             measure: "contribution", "influence", "score" or "absolute".
             target: an output, or the difference of two ("7-9"); what the network says by default.
         """
-        from spotlights.explorer.saved import page_of
+        from spotlights.explorer.explorer import Explorer
+        from spotlights.explorer.queries import full_name
+        from spotlights.explorer.saved import saved_page
 
-        asked = str(query) if ":" in str(query) else f"test:{query}"
-        target = None if target is None else str(target)
-        return page_of(self, asked, view=view, layer=layer, measure=measure, target=target)
+        explorer = Explorer(self, prepare=False)
+        explorer.prepare(explorer.opened)
+        given = {"view": view, "layer": layer, "measure": measure, "target": target}
+        state = {name: str(value) for name, value in given.items() if value not in (None, "")}
+        return saved_page(explorer, {"q": full_name(query), **state})
 
     def pictured(self, result: Printable) -> TablePage:
         """An answer of this memory as a table with a picture, or the text, of each training example."""
-        from spotlights.explorer.views import as_json, picture
+        from spotlights.explorer.views import as_json, picture, png_url
 
         show = self.show_example
         if show is None:
@@ -243,8 +251,7 @@ class Subject:
             shown = show(example)
             kind = as_json(shown)
             if kind["kind"] == "image":
-                data = base64.b64encode(picture(shown)).decode()
-                return f'<img alt="example {example}" src="data:image/png;base64,{data}"> '
+                return f'<img alt="example {example}" src="{png_url(picture(shown))}"> '
             return f"{html.escape(kind['text'])} " if kind["kind"] == "text" else ""
 
         return result.page(seen)
@@ -257,11 +264,12 @@ class Subject:
             compare: another memory of the same inputs, or its subject, to compare answers with.
             height: of the page, in pixels.
         """
+        from spotlights.explorer.queries import full_name
         from spotlights.explorer.widget import widget_of
 
-        asked = str(query) if not str(query) or ":" in str(query) else f"test:{query}"
-        other = compare if compare is None or isinstance(compare, Subject) else self.at(compare)
-        return widget_of(self, {"q": asked} if asked else {}, other=other, height=height)
+        return widget_of(
+            self, {"q": full_name(query)} if query != "" else {}, other=self._other(compare), height=height
+        )
 
     # -- the memory and its network ------------------------------------------------------------
 

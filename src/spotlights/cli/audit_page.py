@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from jinja2 import Environment
 import spotlights as sl
 from spotlights._version import __version__
 from spotlights.errors import UnknownNameError
-from spotlights.explorer.views import Show, as_json, picture
+from spotlights.explorer.views import Show, as_json, picture, png_url
 from spotlights.results import Suspects, shown, write_whole
 
 CSV, PAGE, TEMPLATE = "audit.csv", "audit.html", "audit.html.jinja"
@@ -56,7 +55,7 @@ def _look(row: dict[str, Any], show: Show | None) -> dict[str, Any]:
         return {"text": "–"}
     plain = as_json(looks)
     if plain["kind"] == "image":
-        return {"picture": "data:image/png;base64," + base64.b64encode(picture(looks)).decode("ascii")}
+        return {"picture": png_url(picture(looks))}
     if plain["kind"] == "html":
         return {"text": "HTML, which the explorer shows"}
     return {"text": plain["text"]} if plain["kind"] == "text" else {"table": plain["rows"]}

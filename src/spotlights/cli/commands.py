@@ -10,18 +10,7 @@ import typer
 
 import spotlights as sl
 from spotlights.cli import options
-from spotlights.cli.answers import ANSWERS, ask_about, compared, compared_table, print_answer
-from spotlights.cli.options import (
-    AsJson,
-    TableFile,
-    app,
-    optional,
-    print_json,
-    print_result,
-    progress_bar,
-    waiting,
-    write_table,
-)
+from spotlights.cli.options import AsJson, TableFile, app, optional, print_answer, print_json, progress_bar, waiting
 from spotlights.cli.subjects import find_subject, known_subject, load_subject, memory_path, other_subject
 from spotlights.errors import SettingError
 from spotlights.explorer import Served
@@ -35,13 +24,9 @@ def info(memory: options.Memory, subject: options.NamedSubject = None, as_json: 
     """Say what a memory holds; with a subject, also which inputs can be asked about."""
     known = sl.open(memory_path(memory)).info
     inputs = None if subject is None else load_subject(subject).inputs
-    ids = "" if inputs is None else f"{len(inputs):,} inputs, ids {id_range(inputs.ids)}"
-    if as_json:
-        print_json({**known.as_dict(), **({"inputs": ids} if ids else {})})
-    else:
-        print_result(known)
-        if ids:
-            typer.echo(f"{subject}: {ids}")
+    more = {} if inputs is None else {"inputs": f"{len(inputs):,} inputs, ids {id_range(inputs.ids)}"}
+    about = (f"{subject}: {inputs}" for inputs in more.values())
+    print_answer({**known.as_dict(), **more}, known, *about, as_json=as_json)
 
 
 @app.command(epilog="Example:  [bold]spotlights copy runs/demo/demo.memory s3://bucket/demo.memory[/]")
@@ -79,11 +64,8 @@ def verify(
 
 
 def _end_with(checks: Any, *, as_json: bool) -> None:
-    if as_json:
-        layers = {name: {**asdict(check), "exact": check.ok} for name, check in checks.items()}
-        print_json({"exact": checks.ok, "damaged": checks.damaged, "layers": layers})
-    else:
-        print_result(checks)
+    layers = {name: {**asdict(check), "exact": check.ok} for name, check in checks.items()}
+    print_answer({"exact": checks.ok, "damaged": checks.damaged, "layers": layers}, checks, as_json=as_json)
     raise typer.Exit(0 if checks.ok else 1)
 
 
@@ -107,12 +89,8 @@ def audit(
         suspects = where_any(opened, read_selections(where, opened)).suspects(k)
         folder = Path("audit") / path.resolve().stem if out is None else out
         page = write_audit(opened, suspects, known_subject(memory, subject), folder)
-    write_table(suspects.rows(), table)
-    if as_json:
-        print_json({"page": str(page), "suspects": list(suspects.rows())})
-    else:
-        print_result(suspects)
-        typer.echo(page)
+    rows = list(suspects.rows())
+    print_answer({"page": str(page), "suspects": rows}, suspects, page, as_json=as_json, rows=rows, table=table)
 
 
 @app.command(
@@ -156,11 +134,7 @@ def forget(
     record.unlink(missing_ok=True)  # that of another network
     write_whole(network, save({name: tensor.clone() for name, tensor in model.state_dict().items()}))
     rewound.save(record)
-    if as_json:
-        print_json({"record": str(record), **rewound.as_dict()})
-    else:
-        print_result(rewound)
-        typer.echo(folder)
+    print_answer({"record": str(record), **rewound.as_dict()}, rewound, folder, as_json=as_json)
 
 
 # -- about one answer -------------------------------------------------------------------------
@@ -186,11 +160,12 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show the training examples that an answer is made of."""
+    from spotlights.cli import answers
+
     question = {"memory": str(memory), "query": query, "where": where, "without": without}
     settings = {"layer": layer, "measure": measure, "target": target, "k": k, "slots": slots, "against": against}
-    print_answer(
-        {"command": "top", **question, "settings": settings}, subject, shard, out, table=table, as_json=as_json
-    )
+    about = {"command": "top", **question, "settings": settings}
+    answers.answer_question(about, subject, shard, out, table=table, as_json=as_json)
 
 
 @app.command(epilog="Example:  [bold]spotlights totals runs/demo 60000 --by step --bins 10[/]")
@@ -198,10 +173,8 @@ def totals(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    by: Annotated[
-        str | None, optional(help="The column, such as label or step; by default one that has few values.")
-    ] = None,
-    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    by: options.By = None,
+    bins: options.Bins = None,
     layer: options.Layer = None,
     measure: options.Measure = "contribution",
     target: options.Target = None,
@@ -214,11 +187,12 @@ def totals(
     as_json: AsJson = False,
 ) -> None:
     """Add up what the training examples of each group add to an answer."""
+    from spotlights.cli import answers
+
     question = {"memory": str(memory), "query": query, "where": where, "without": without}
     settings = {"layer": layer, "measure": measure, "target": target, "by": by, "bins": bins}
-    print_answer(
-        {"command": "totals", **question, "settings": settings}, subject, shard, out, table=table, as_json=as_json
-    )
+    about = {"command": "totals", **question, "settings": settings}
+    answers.answer_question(about, subject, shard, out, table=table, as_json=as_json)
 
 
 @app.command(epilog="Example:  [bold]spotlights merge part-*[/]")
@@ -232,12 +206,14 @@ def merge(
 
     The parts say what was asked of which memory. No code is taken from them: give --subject as the jobs did.
     """
+    from spotlights.cli import answers
+
     merged = sl.Merged(parts)
     about = merged.about if isinstance(merged.about, dict) else {}
     texts = ("memory", "query", "where", "without")
-    if about.get("command") not in ANSWERS or not all(isinstance(about.get(name), str) for name in texts):
+    if about.get("command") not in answers.ANSWERS or not all(isinstance(about.get(name), str) for name in texts):
         raise SettingError("These are not parts of spotlights top or totals.")
-    print_answer(about, subject, table=table, as_json=as_json, engine=merged)
+    answers.answer_question(about, subject, table=table, as_json=as_json, engine=merged)
 
 
 @app.command(epilog="Example:  [bold]spotlights history runs/demo 60000 --target 7-9 --by label --plot history.png[/]")
@@ -246,10 +222,8 @@ def history(
     query: options.Query,
     subject: options.Subject = None,
     target: options.Target = None,
-    by: Annotated[
-        str | None, optional(help="The column, such as label or source; by default one that has few values.")
-    ] = None,
-    bins: Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")] = None,
+    by: options.By = None,
+    bins: options.Bins = None,
     k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="How many examples for and against.")] = 5,
     plot: Annotated[Path | None, optional(help="Write a picture: the output after every step, by the column.")] = None,
     where: options.Where = "",
@@ -259,32 +233,28 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Show how an answer came about in training: an exact sum over all layers and steps. Takes as long as training."""
-    asked = ask_about(memory, query, subject, where, without)
+    from spotlights.cli.answers import ask
+
+    asked = ask(find_subject(memory, subject), query, where=where, without=without)
     account = asked.history(target)
-    if by is None:
-        by = next(iter(asked.memory.groups()), "step")
-        bins = 10 if bins is None and by == "step" else bins
-    answers = {"totals": account.totals(by, bins=bins)}
+    answers = {"totals": asked.totals(account, by, bins)}
     if "example" in asked.memory.columns:
         answers |= {"for": account.top(k), "against": account.bottom(k)}
     forgotten = account.forgetting()
-    write_table(answers["totals"].rows(0), table)
     if plot is not None:
         from spotlights import figures
 
-        figures.save(account.plot(by=None if by == "step" else by), plot)
-    if as_json:
-        print_json(
-            {
-                "account": {row["term"]: row[account.names[0]] for row in account.rows(0)},
-                "exact": account.exact,
-                **{name: float(getattr(account, name)[0]) for name in ("error", "residual", "kappa")},
-                **{name: list(answer.rows(0)) for name, answer in answers.items()},
-                "forgotten": list(forgotten.rows()),
-            }
-        )
-    else:
-        print_result(asked.answer(None), account, *answers.values(), *([forgotten] if len(forgotten) else []))
+        column = answers["totals"].column
+        figures.save(account.plot(by=None if column == "step" else column), plot)
+    plain = {
+        "account": {row["term"]: row[account.names[0]] for row in account.rows(0)},
+        "exact": account.exact,
+        **{name: float(getattr(account, name)[0]) for name in ("error", "residual", "kappa")},
+        **{name: list(answer.rows(0)) for name, answer in answers.items()},
+        "forgotten": list(forgotten.rows()),
+    }
+    shown = asked.title(None), account, *answers.values(), *([forgotten] if len(forgotten) else [])
+    print_answer(plain, *shown, as_json=as_json, rows=plain["totals"], table=table)
 
 
 @app.command(epilog='Example:  [bold]spotlights mask runs/demo 60000 "label=7; step=0-300"[/]')
@@ -309,11 +279,12 @@ def mask(
     as_json: AsJson = False,
 ) -> None:
     """Show an answer with and without some of the training."""
+    from spotlights.cli.answers import ask, compared
+
     with waiting("Adding up the weights that are left"):
-        answers, masked = ask_about(memory, query, subject).masked(left_out, layers)
-    rows = compared(answers)
-    write_table(rows, table)
-    print_json(answers) if as_json else print_result(compared_table(rows, answers, masked))
+        answers, masked = ask(find_subject(memory, subject), query).masked(left_out, layers)
+    rows, shown = compared(answers, masked)
+    print_answer(answers, shown, as_json=as_json, rows=rows, table=table)
 
 
 @app.command(epilog="Example:  [bold]spotlights passages runs/aesop-char-laptop-0 --prompt 'The Lamb a little d'[/]")
@@ -338,13 +309,13 @@ def passages(
     as_json: AsJson = False,
 ) -> None:
     """Show the passages of the training text that a prompt attends to."""
-    from spotlights.cli import asking
+    from spotlights.cli import answers
 
     with waiting("Reading the keys of every position"):
         about = find_subject(memory, subject)
-        answer = asking.passages(about, prompt, last=last, kernel=kernel, part=part, layer=layer, k=k, around=around)
-    write_table(answer.rows(), table)
-    print_json(list(answer.rows())) if as_json else print_result(answer)
+        answer = answers.passages(about, prompt, last=last, kernel=kernel, part=part, layer=layer, k=k, around=around)
+    rows = list(answer.rows())
+    print_answer(rows, answer, as_json=as_json, rows=rows, table=table)
 
 
 @app.command(epilog="Example:  [bold]spotlights explore runs/demo[/]")
@@ -377,8 +348,8 @@ def export(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    layer: Annotated[str | None, optional(help="The layer; the one that answers by default.")] = None,
-    measure: Annotated[str, typer.Option(help="contribution, influence, score or absolute.")] = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     view: Annotated[str, optional(help="history, map or audit; the answer by default.")] = "",
     out: Annotated[Path, typer.Option(help="The file.")] = Path("answer.html"),
@@ -388,4 +359,4 @@ def export(
     with waiting("Adding up the training by groups"):
         about = find_subject(memory, subject)
         page = about.page(query, view=view, layer=layer, measure=measure, target=target).save(out)
-    print_json({"page": str(page), "bytes": page.stat().st_size}) if as_json else typer.echo(page)
+    print_answer({"page": str(page), "bytes": page.stat().st_size}, page, as_json=as_json)

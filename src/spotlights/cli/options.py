@@ -50,7 +50,9 @@ def _say(message: str, style: str) -> None:
 
     from spotlights.results import printable
 
-    Console(stderr=True).print(printable(message), style=style, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(
+        printable(message), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
 
 
 app = typer.Typer(
@@ -100,7 +102,7 @@ def progress_bar(what: str) -> Iterator[Callable[[float], object]]:
 
 
 def print_result(*results: Any) -> None:
-    """Prints texts and tables; a note that several tables have is printed below the first."""
+    """Prints texts, paths and tables; a note that several tables have is printed below the first."""
     from rich.console import Console
 
     from spotlights.results import Printable, TitledTable
@@ -108,22 +110,26 @@ def print_result(*results: Any) -> None:
     said = set()
     for result in results:
         shown = result.table() if isinstance(result, Printable) else result
+        shown = str(shown) if isinstance(shown, Path) else shown
         if isinstance(shown, TitledTable) and shown.note is not None:
             shown = replace(shown, note=None) if shown.note in said else shown
             said.add(shown.note)
-        Console().print(shown, markup=False, highlight=False)
+        Console().print(shown, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(shown, str))
 
 
 def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, default=str))
 
 
-def write_table(rows: Iterable[Mapping[str, Any]], file: Path | None) -> None:
-    """Writes the rows of an answer where `--table` says, if it says so."""
-    if file is not None:
+def print_answer(
+    plain: Any, *results: Any, as_json: bool, rows: Iterable[Mapping[str, Any]] = (), table: Path | None = None
+) -> None:
+    """Prints results for people, or the same as JSON; and writes the rows where `--table` says, if it says so."""
+    if table is not None:
         from spotlights.results import write_rows
 
-        write_rows(rows, file)
+        write_rows(rows, table)
+    print_json(plain) if as_json else print_result(*results)
 
 
 # -- arguments and options --------------------------------------------------------------------
@@ -183,6 +189,7 @@ Query = Annotated[
     typer.Argument(metavar="INPUT", help="The id of a test input; or train:ID or text:PROMPT, if the subject can."),
 ]
 Layer = Annotated[str | None, optional(help="The layer; the last one by default.")]
+AnswersLayer = Annotated[str | None, optional(help="The layer; the one that answers by default.")]
 Measure = Annotated[
     str,
     typer.Option(
@@ -190,6 +197,9 @@ Measure = Annotated[
         "long as a training run), score or absolute (the score's size)."
     ),
 ]
+SignedMeasure = Annotated[str, typer.Option(help="contribution, influence, score or absolute.")]
+By = Annotated[str | None, optional(help="The column, such as label or step; by default one that has few values.")]
+Bins = Annotated[int | None, optional(min=1, max=10_000, help="That many ranges of the column.")]
 Target = Annotated[
     str | None,
     optional(help='The output, by its number, or the difference of two, such as "7-9"; the largest one by default.'),

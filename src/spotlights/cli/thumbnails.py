@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from rich.color import Color
 from rich.console import Console
@@ -65,12 +66,7 @@ def _character(image: UInt8[np.ndarray, "height width 3"], line: int, column: in
 def _scaled(image: UInt8[np.ndarray, "height width *colours"]) -> UInt8[np.ndarray, "height width 3"]:
     """The image with colours and a longer side of `SIDE`: each pixel the mean of those that it stands for."""
     image = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
-    factor = SIDE / max(image.shape[:2])
-    rows, columns = (_ranges(size, max(1, round(size * factor))) for size in image.shape[:2])
-    means = [[image[top:bottom, left:right].mean((0, 1)) for left, right in columns] for top, bottom in rows]
-    return np.array(means).round().astype(np.uint8)
-
-
-def _ranges(size: int, count: int) -> list[tuple[int, int]]:
-    starts = [place * size // count for place in range(count)]
-    return [(start, max(start + 1, (place + 1) * size // count)) for place, start in enumerate(starts)]
+    height, width = (max(1, round(size * SIDE / max(image.shape[:2]))) for size in image.shape[:2])
+    colours_first = torch.from_numpy(np.moveaxis(image, 2, 0).astype(np.float32))
+    means = torch.nn.functional.adaptive_avg_pool2d(colours_first, (height, width))
+    return means.round().byte().permute(1, 2, 0).numpy()

@@ -6,12 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from spotlights.cli import options
-from spotlights.cli.options import AsJson, TableFile, app, optional, print_json, print_result, waiting, write_table
+from spotlights.cli.options import AsJson, TableFile, app, optional, print_answer, waiting
 from spotlights.cli.subjects import find_subject, other_subject
 from spotlights.errors import SettingError
-
-SignedMeasure = Annotated[str, typer.Option(help="contribution, influence, score or absolute.")]
-AnswersLayer = Annotated[str | None, optional(help="The layer; the one that answers by default.")]
 
 
 @app.command("map", epilog="Example:  [bold]spotlights map runs/demo 60008 --table map.csv[/]")
@@ -19,8 +16,8 @@ def show_map(
     memory: options.Memory,
     query: options.Query,
     subject: options.Subject = None,
-    layer: AnswersLayer = None,
-    measure: SignedMeasure = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     projection: Annotated[
         str, typer.Option(help="pca, the two directions in which the keys differ most; or umap, neighbours together.")
@@ -37,13 +34,11 @@ def show_map(
     with waiting("Finding two directions"):
         explorer, asked, wanted = _ask(find_subject(memory, subject), query, layer, measure, target)
         facts, rows = maps.rows(explorer, asked, wanted, projection)
-    write_table(rows, table)
-    rows.sort(key=lambda row: -abs(row["value"]))
-    if as_json:
-        return print_json({**facts, "points": len(rows), "rows": rows[:k]})
+    largest = sorted(rows, key=lambda row: -abs(row["value"]))[:k]
     title = f"{asked.name} lies at {facts['place'][0]:.4g}, {facts['place'][1]:.4g} in {layer_named(wanted.layer)}"
-    note = f"the {min(k, len(rows))} of {len(rows):,} training examples with the largest {measure}"
-    print_result(build(title, list(rows[0]), [list(row.values()) for row in rows[:k]], note))
+    note = f"the {len(largest)} of {len(rows):,} training examples with the largest {measure}"
+    shown = build(title, list(rows[0]), [list(row.values()) for row in largest], note)
+    print_answer({**facts, "points": len(rows), "rows": largest}, shown, as_json=as_json, rows=rows, table=table)
 
 
 @app.command(epilog="Example:  [bold]spotlights compare runs/demo runs/cleaned 60008[/]")
@@ -52,8 +47,8 @@ def compare(
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another memory: of another seed, or after cleaning.")],
     query: options.Query,
     subject: options.Subject = None,
-    layer: AnswersLayer = None,
-    measure: SignedMeasure = "contribution",
+    layer: options.AnswersLayer = None,
+    measure: options.SignedMeasure = "contribution",
     target: options.Target = None,
     by: Annotated[str | None, optional(help="The column of the groups; the first one by default.")] = None,
     engine: options.Engine = None,
@@ -74,24 +69,23 @@ def compare(
     sums = [_sum(one, column), _sum(two, column)]
     names = list(dict.fromkeys([*sums[0], *sums[1]]))
     rows = [{"part": name, "here": sums[0].get(name), "there": sums[1].get(name)} for name in names]
-    write_table(rows, table)
-    if as_json:
-        return print_json({"query": asked.name, "here": one, "there": two, "rows": rows})
     same = len({row.get("example") for row in one["top"]} & {row.get("example") for row in two["top"]})
     title = f"{asked.name}: the network says {said[0]}; the other, {said[1]}"
     where, count = layer_named(wanted.layer), len(one["top"])
     note = f"{measure} in {where}; of the {count} largest examples, {same} are the same in both"
-    print_result(build(title, ["part", "here", "there"], [list(row.values()) for row in rows], note))
+    shown = build(title, ["part", "here", "there"], [list(row.values()) for row in rows], note)
+    plain = {"query": asked.name, "here": one, "there": two, "rows": rows}
+    print_answer(plain, shown, as_json=as_json, rows=rows, table=table)
 
 
 def _ask(subject: Any, query: str, layer: str | None, measure: str, target: str | None) -> tuple[Any, Any, Any]:
     """What the explorer is asked: the explorer itself, the query, and what to look at."""
     from spotlights.explorer.explorer import Explorer
-    from spotlights.explorer.queries import kind_named, known_layer, read_query
+    from spotlights.explorer.queries import full_name, kind_named, known_layer, read_query
     from spotlights.explorer.spotlight import Wanted
 
     explorer, kind = Explorer(subject, prepare=False), kind_named(measure)
-    asked = read_query(subject, query if ":" in query else f"test:{query}")
+    asked = read_query(subject, full_name(query))
     layer = known_layer(layer, explorer.opened.layers) if layer else explorer.answering_layer(asked)
     if kind.signed and target is None:  # of two memories, the same output
         target = str(explorer.answer(asked)["said"])

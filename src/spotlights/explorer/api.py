@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from starlette.requests import Request
-from starlette.responses import Response
 
 import spotlights as sl
 from spotlights.errors import SettingError, SpotlightsError, TooLargeError, UnknownNameError, UnsupportedError
 from spotlights.explorer import data, histories, maps
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.jobs import Preparing
-from spotlights.explorer.queries import KINDS, Query, known_layer, read_query, whole_number
+from spotlights.explorer.queries import KINDS, Query, known_layer, mask_of, read_query, whole_number
 from spotlights.explorer.spotlight import Wanted, audit, over_time, spotlight
 from spotlights.explorer.tokens import shading
 from spotlights.explorer.views import picture
@@ -30,12 +29,13 @@ MOST_TEXTS = 100
 
 
 class Parameters:
-    """The parameters of one request; unknown ones are mistakes."""
+    """The parameters of one request, and the id in its address; unknown ones are mistakes."""
 
     def __init__(
-        self, explorer: Explorer, given: Mapping[str, str], allowed: tuple[str, ...], path: Mapping[str, str]
+        self, explorer: Explorer, given: Mapping[str, Any], allowed: tuple[str, ...], number: str | None
     ) -> None:
-        self._explorer, self._given, self._path = explorer, given, path
+        self._explorer, self._number = explorer, number
+        self._given = {name: str(value) for name, value in given.items() if value is not None}
         unknown = [name for name in self._given if name not in allowed]
         if unknown:
             raise SettingError(f"Unknown parameter {unknown[0][:40]!r}. There are: {', '.join(allowed) or 'none'}.")
@@ -76,7 +76,7 @@ class Parameters:
 
     @property
     def id(self) -> int:
-        return whole_number(self._path["id"], "an id")
+        return whole_number(self._number or "", "an id")
 
     def query(self) -> Query:
         return read_query(self._explorer.subject, self.text("q"), self.number("at", None, 0, 1 << 20))
@@ -94,7 +94,9 @@ class Parameters:
         )
 
     def mask(self, query: Query | None = None) -> sl.Mask:
-        return self._explorer.mask_of(self.text("mask", ""), self.optional("in"), query)
+        """What is left out; by default in the layer that answers."""
+        answers = self._explorer.answering_layer(query)
+        return mask_of(self.text("mask", ""), self.optional("in"), self._explorer.opened.memory, answers)
 
 
 # -- answers ----------------------------------------------------------------------------------
@@ -131,8 +133,8 @@ def _inputs(explorer: Explorer, given: Parameters) -> Any:
     return {"matching": len(places), "first": first, "inputs": rows}
 
 
-def _input_png(explorer: Explorer, given: Parameters) -> Response:
-    return _picture(explorer.inputs.show(explorer.inputs.place(given.id)))
+def _input_png(explorer: Explorer, given: Parameters) -> bytes:
+    return picture(explorer.inputs.show(explorer.inputs.place(given.id)))
 
 
 def _example(explorer: Explorer, given: Parameters) -> Any:
@@ -142,10 +144,11 @@ def _example(explorer: Explorer, given: Parameters) -> Any:
     return {**asdict(visits), "shown": data.show_example(explorer, given.id)}
 
 
-def _example_png(explorer: Explorer, given: Parameters) -> Response:
-    if explorer.show is None:
+def _example_png(explorer: Explorer, given: Parameters) -> bytes:
+    show = explorer.subject.show_example
+    if show is None:
         raise UnknownNameError("Training examples have no pictures here.")
-    return _picture(explorer.show(given.id))
+    return picture(show(given.id))
 
 
 def _looked(explorer: Explorer, given: Parameters, answer: Callable[..., Any], *more: Any) -> Any:
@@ -195,8 +198,11 @@ def _audit(explorer: Explorer, given: Parameters) -> Any:
 
 
 def _mask(explorer: Explorer, given: Parameters) -> Any:
+    """The answer with and without what the mask leaves out."""
     query = given.query()
-    return explorer.mask(query, given.mask(query))
+    mask, masks, output = given.mask(query), explorer.masks(), explorer.attend(query).output
+    masked = masks.network(mask)(query.batch) if mask else output
+    return {"with": query.described(output), "without": query.described(masked)}
 
 
 def _accuracy(explorer: Explorer, given: Parameters) -> Any:
@@ -206,96 +212,69 @@ def _accuracy(explorer: Explorer, given: Parameters) -> Any:
 
 
 ADDRESSES: dict[str, tuple[Callable[[Explorer, Parameters], Any], tuple[str, ...]]] = {
-    "/api/run": (lambda explorer, _: data.overview(explorer), ()),
-    "/api/refresh": (_refresh, ()),
-    "/api/status": (lambda explorer, _: data.status(explorer), ()),
-    "/api/inputs": (_inputs, ("only", "label", "source", "order", "seed", "first", "count")),
-    "/api/inputs/{id}.png": (_input_png, ()),
-    "/api/query": (lambda explorer, given: explorer.answer(given.query()), QUERY),
-    "/api/layer": (lambda explorer, given: _looked(explorer, given, spotlight), LOOK),
-    "/api/time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
-    "/api/tokens": (_tokens, (*LOOK, "examples")),
-    "/api/history": (_history, (*QUERY, "target", "per", "during", "top")),
-    "/api/map": (_map, ("layer", "per", "projection")),
-    "/api/lamp": (_lamp, (*LOOK, "projection")),
-    "/api/mask": (_mask, (*QUERY, *MASK)),
-    "/api/accuracy": (_accuracy, MASK),
-    "/api/examples/{id}.png": (_example_png, ()),
-    "/api/examples/{id}": (_example, ()),
-    "/api/audit": (_audit, ("top", "where")),
+    "run": (lambda explorer, _: data.overview(explorer), ()),
+    "refresh": (_refresh, ()),
+    "status": (lambda explorer, _: data.status(explorer), ()),
+    "inputs": (_inputs, ("only", "label", "source", "order", "seed", "first", "count")),
+    "inputs/{id}.png": (_input_png, ()),
+    "query": (lambda explorer, given: explorer.answer(given.query()), QUERY),
+    "layer": (lambda explorer, given: _looked(explorer, given, spotlight), LOOK),
+    "time": (lambda explorer, given: _looked(explorer, given, over_time), LOOK),
+    "tokens": (_tokens, (*LOOK, "examples")),
+    "history": (_history, (*QUERY, "target", "per", "during", "top")),
+    "map": (_map, ("layer", "per", "projection")),
+    "lamp": (_lamp, (*LOOK, "projection")),
+    "mask": (_mask, (*QUERY, *MASK)),
+    "accuracy": (_accuracy, MASK),
+    "examples/{id}.png": (_example_png, ()),
+    "examples/{id}": (_example, ()),
+    "audit": (_audit, ("top", "where")),
 }
 """What answers, and the parameters that it takes."""
-EFFECTS = ("/api/refresh",)
+EFFECTS = ("refresh",)
 """The addresses that change what others see, which take POST; all others take GET."""
+_ADDRESS = re.compile(r"(\w+)(?:/(.*?)(\.png)?)?", re.DOTALL)
 
 
 def answer(explorer: Explorer, path: str, given: Mapping[str, Any]) -> Any:
-    """What an address answers, as plain data."""
-    place, _, number = path.partition("/")
-    name = f"/api/{place}/{{id}}" if number else f"/api/{place}"
+    """What an address answers: plain data, or the bytes of a picture. `other/…` asks the memory to compare with."""
+    if path.startswith("other/") and explorer.other is not None:
+        return answer(explorer.other, path.removeprefix("other/"), given)
+    place, number, kind = match.groups() if (match := _ADDRESS.fullmatch(path)) else ("", None, None)
+    name = place if number is None else f"{place}/{{id}}{kind or ''}"
     if name not in ADDRESSES:
         raise UnknownNameError(f"There is no {path[:40]!r} here.")
     function, allowed = ADDRESSES[name]
-    parameters = {name: str(value) for name, value in given.items()}
-    return function(explorer, Parameters(explorer, parameters, allowed, {"id": number}))
+    return function(explorer, Parameters(explorer, given, allowed, number))
 
 
-def endpoint(explorer: Explorer, path: str) -> Callable[[Request], Response]:
-    """What answers at an address, in one shape of answers and of errors."""
-    function, allowed = ADDRESSES[path]
-
-    def respond(request: Request) -> Response:
-        result = function(explorer, Parameters(explorer, request.query_params, allowed, request.path_params))
-        return result if isinstance(result, Response) else as_response(result)
-
-    return answering(respond)
-
-
-def answering(answer_to: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    """The same with one shape of errors."""
-
-    def answered(request: Request) -> Response:
-        try:
-            return answer_to(request)
-        except Preparing as later:
-            return as_response({"progress": later.progress}, 202)
-        except UnknownNameError as error:
-            return error_response(404, str(error))
-        except (UnsupportedError, TooLargeError) as error:
-            return error_response(422, str(error))
-        except SpotlightsError as error:
-            return error_response(400, str(error))
-
-    return answered
+def replied(act: Callable[[], Any]) -> tuple[int, Any]:
+    """What a function answers, with its status; one shape of errors, and of answers for later."""
+    try:
+        return 200, act()
+    except Preparing as later:
+        return 202, {"progress": later.progress}
+    except UnknownNameError as error:
+        return refused(404, str(error))
+    except (UnsupportedError, TooLargeError) as error:
+        return refused(422, str(error))
+    except SpotlightsError as error:
+        return refused(400, str(error))
 
 
-# -- responses --------------------------------------------------------------------------------
-
-
-def as_response(answer: Any, code: int = 200) -> Response:
-    return Response(as_text(answer), code, media_type="application/json", headers={"Cache-Control": "no-store"})
+def refused(status: int, message: str) -> tuple[int, Any]:
+    return status, {"error": {"status": status, "message": message}}
 
 
 def as_text(answer: Any) -> str:
-    """An answer as JSON."""
-    try:
-        return json.dumps(answer, allow_nan=False, separators=(",", ":"), default=str)
-    except ValueError:  # a network that diverged
-        return json.dumps(_finite(answer), allow_nan=False, separators=(",", ":"), default=str)
+    """An answer as JSON; the numbers of a network that diverged are null."""
+    return json.dumps(finite(answer), allow_nan=False, separators=(",", ":"), default=str)
 
 
-def _finite(answer: Any) -> Any:
+def finite(answer: Any) -> Any:
     """The same with null for every number that JSON does not have."""
     if isinstance(answer, dict):
-        return {key: _finite(value) for key, value in answer.items()}
+        return {key: finite(value) for key, value in answer.items()}
     if isinstance(answer, list | tuple):
-        return [_finite(value) for value in answer]
+        return [finite(value) for value in answer]
     return None if isinstance(answer, float) and not math.isfinite(answer) else answer
-
-
-def error_response(code: int, message: str) -> Response:
-    return as_response({"error": {"status": code, "message": message}}, code)
-
-
-def _picture(shown: Any) -> Response:
-    return Response(picture(shown), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from spotlights.subject import Subject
 
 BATCH = 512
-COLOURS = ("for", "against", "ink", "quiet", "faint", "caution", "classes")
 SHOWN_INPUTS = 6
 EDGES = 30
 LEAST_CHANGE = 0.01
@@ -66,9 +65,8 @@ def overview(explorer: Explorer) -> dict[str, Any]:
         "prompt": subject.tokenizer is not None,
         "texts": examples and (subject.tokenizer is not None or subject.text is not None),
         "decisions": [] if subject.decisions is None else list(subject.decisions.rows),
-        "edges": [] if masks is None or memory.folded else masks.edges or _edges(memory.steps),
+        "edges": [] if masks is None else masks.edges or _edges(memory.steps),
         "no_masks": opened.no_masks,
-        "colours": {name: getattr(palette, name.upper()) for name in COLOURS},
         "version": sl.__version__,
     }
 
@@ -166,14 +164,14 @@ def predictions(explorer: Explorer) -> tuple[Int64[Tensor, "inputs"], Float[Tens
 
 
 def _predictions(explorer: Explorer) -> tuple[Tensor, Tensor] | None:
-    subject, network = explorer.subject, partial(run, explorer.opened.model)
-    try:  # one input alone tells whether the network is a classifier
-        if numbers_of(subject, network(subject.inputs.batch([0]))).shape[1] < 2:
-            return None
+    try:
+        likely = chances(explorer.subject, partial(run, explorer.opened.model))
     except SettingError:
         return None
-    likely = chances(subject, network).max(dim=1)
-    return (likely.indices, likely.values) if len(likely.indices) == len(subject.inputs) else None
+    if likely.shape != (len(explorer.inputs), likely.shape[1]) or likely.shape[1] < 2:
+        return None
+    shares, said = likely.max(dim=1)
+    return said, shares
 
 
 def input_row(explorer: Explorer, place: int) -> dict[str, Any]:
@@ -191,9 +189,8 @@ def input_row(explorer: Explorer, place: int) -> dict[str, Any]:
 
 def show_example(explorer: Explorer, example: int | None) -> dict[str, Any] | None:
     """How a training example looks; None where nobody has said."""
-    if explorer.show is None or example is None:
-        return None
-    return as_json(explorer.show(example), f"api/examples/{example}.png")
+    show = explorer.subject.show_example
+    return None if show is None or example is None else as_json(show(example), f"api/examples/{example}.png")
 
 
 # -- masks ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import spotlights as sl
 from spotlights import interrupts
 from spotlights.errors import SpotlightsError
 from spotlights.explorer.jobs import BackgroundJob, Preparing
-from spotlights.explorer.queries import Query, mask_of, output_layer, read_query
+from spotlights.explorer.queries import Query, output_layer, read_query
 
 if TYPE_CHECKING:
     from spotlights.subject import Subject
@@ -128,15 +128,8 @@ class Explorer:
         self.starting = threading.Lock()
         self._prepare = prepare
         self.opened = self._open(subject.open())
-        if subject.example_input is None and self._sees_inputs():
-            self.subject = subject.with_example_input(self._rebuilt)
-
-    @property
-    def show(self) -> Callable[[int], Any] | None:
-        """How a training example looks, by its id; None if nobody can say."""
-        if self.subject.show_example is not None or not self._sees_inputs():
-            return self.subject.show_example
-        return lambda example: self.subject.looks(self._rebuilt(example))
+        if (subject.example_input is None or subject.show_example is None) and self._sees_inputs():
+            self.subject = subject.with_examples(self._rebuilt)
 
     def _sees_inputs(self) -> bool:
         """Whether the first layer's keys are the network's inputs, as those of the first test input are."""
@@ -235,11 +228,9 @@ class Explorer:
         if opened.memory.influence_is_prepared:
             return
         with self.starting:
-            opened.influence = opened.influence or BackgroundJob(partial(self._prepare_influence, opened))
+            prepare, turn = opened.memory.prepare_influence, partial(self._turn, opened)
+            opened.influence = opened.influence or BackgroundJob(lambda note: prepare(turn=turn, progress=note))
         opened.influence.result()
-
-    def _prepare_influence(self, opened: Opened, progress: Callable[[float], None]) -> None:
-        opened.memory.prepare_influence(turn=lambda: self._turn(opened), progress=progress)
 
     # -- masks ---------------------------------------------------------------------------------
 
@@ -256,13 +247,3 @@ class Explorer:
         """The layer that answers a query, or the first test input."""
         asked = query or read_query(self.subject, f"test:{self.inputs.ids[0]}")
         return output_layer(self.opened.layers, asked, self.attend(asked))
-
-    def mask_of(self, left_out: str, layers: str | None, query: Query | None = None) -> sl.Mask:
-        """The mask that an address names; by default of the layer that answers."""
-        return mask_of(left_out, layers, self.opened.memory, self.answering_layer(query))
-
-    def mask(self, query: Query, mask: sl.Mask) -> dict[str, Any]:
-        """The answer with and without what the mask leaves out."""
-        masks, output = self.masks(), self.attend(query).output
-        masked = masks.network(mask)(query.batch) if mask else output
-        return {"with": query.described(output), "without": query.described(masked)}

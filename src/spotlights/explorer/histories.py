@@ -21,7 +21,7 @@ from spotlights.errors import UnsupportedError
 from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.jobs import AbandonedError, BackgroundJob, Preparing
-from spotlights.explorer.queries import Query, run
+from spotlights.explorer.queries import Query, run, towards
 from spotlights.explorer.spotlight import example_rows
 
 POINTS, AREAS, REBUILT = 300, 100, 50
@@ -43,9 +43,8 @@ def _swept(
 ) -> sl.History | Rebuilt:
     """One sweep back over all of training."""
     spot = explorer.attend(query)
-    name = " − ".join(query.output_name(number) for number in numbers)
     try:
-        return spot.history({name: query.target(spot.output, numbers)}, progress=progress)
+        return spot.history({query.target_name(numbers): query.target(spot.output, numbers)}, progress=progress)
     except UnsupportedError as error:
         return _networks_rebuilt(explorer, query, str(error), progress)
 
@@ -123,8 +122,6 @@ def _described(
         "groups": list(panel.groups or []),
         "edges": [] if panel.edges is None else [float(edge) for edge in panel.edges],
         "areas": areas,
-        "layers": {str(row["layer"]): row["total history"] for row in history.by_layer().rows()},
-        "terms": {row["term"]: row[history.names[0]] for row in history.rows(0)},
         "exact": history.exact,
         "error": float(history.error[0]),
         "lost": _lost(explorer, query, history),
@@ -148,14 +145,13 @@ def _lost(explorer: Explorer, query: Query, history: sl.History) -> list[dict[st
 def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[int, ...]) -> dict[str, Any]:
     """The same answer without who made the number."""
     outputs = rebuilt.outputs
-    curve = outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
     said = outputs.argmax(dim=1).tolist() if outputs.shape[1] > 1 else []
-    nothing = {"per": None, "groups": [], "edges": [], "areas": [], "layers": {}, "terms": {}, "lost": []}
+    nothing = {"per": None, "groups": [], "edges": [], "areas": [], "lost": []}
     return {
         **_named(query, numbers),
         "steps": explorer.opened.memory.steps,
         "at": rebuilt.steps,
-        "curve": curve.tolist(),
+        "curve": towards(outputs, numbers).tolist(),
         "says": _stretches(query, dict(zip(rebuilt.steps, said, strict=False))),
         "note": f"Networks rebuilt from the memory as of {len(rebuilt.steps)} steps. {rebuilt.why}",
         "exact": False,
@@ -165,8 +161,8 @@ def _rebuilt(explorer: Explorer, query: Query, rebuilt: Rebuilt, numbers: tuple[
 
 
 def _named(query: Query, numbers: tuple[int, ...]) -> dict[str, Any]:
-    name = " − ".join(query.output_name(number) for number in numbers)
-    return {"target": numbers[0], "versus": numbers[1] if len(numbers) > 1 else None, "name": name}
+    target, versus, *_ = (*numbers, None)
+    return {"target": target, "versus": versus, "name": query.target_name(numbers)}
 
 
 def _stretches(query: Query, said: dict[int, int]) -> list[dict[str, Any]]:

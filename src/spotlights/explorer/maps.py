@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -113,8 +113,7 @@ def _neighbours(explorer: Explorer, layer: str, projected: KeyMap) -> KeyMap:
         raise UnsupportedError(f"UMAP looks at neighbours; there are {len(projected.examples)} examples.")
     key, size = ("neighbours", layer), 3 * projected.places.nbytes
     places = explorer.kept(key, lambda: BackgroundJob(partial(_neighbours_first, projected)), size).result()
-    keys = projected.examples, projected.slots, projected.mean, projected.directions, projected.reduced
-    return KeyMap(*keys, places, None)
+    return replace(projected, places=places, explained=None)
 
 
 # -- what the page shows ----------------------------------------------------------------------

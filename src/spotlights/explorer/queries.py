@@ -88,11 +88,7 @@ class Query:
         if isinstance(output, Tensor) and output.ndim == 2 and len(output) == 1 and self.subject.target is None:
             return numbers[0] if len(numbers) == 1 else f"{numbers[0]}-{numbers[1]}"
 
-        def of_outputs(output: Any) -> Tensor:
-            outputs = numbers_of(self.subject, output, self)
-            return outputs[:, numbers[0]] - (outputs[:, numbers[1]] if len(numbers) > 1 else 0.0)
-
-        return of_outputs
+        return lambda output: towards(numbers_of(self.subject, output, self), numbers)
 
     def row(self, rows: int) -> int | None:
         """Which row of a layer is asked about; None for all rows together, as the positions of an image."""
@@ -104,6 +100,10 @@ class Query:
         if self.subject.tokenizer is not None and self.position is not None and not self.subject.class_names():
             return self.subject.tokenizer.decode([number])
         return self.subject.class_name(number, self.source)
+
+    def target_name(self, numbers: tuple[int, ...]) -> str:
+        """An output by name, or the difference of two."""
+        return " − ".join(self.output_name(number) for number in numbers)
 
     def described(self, output: Any) -> dict[str, Any]:
         """The query and the network's answer, as plain data."""
@@ -135,6 +135,11 @@ class Query:
 
 
 # -- what an address names --------------------------------------------------------------------
+
+
+def full_name(query: str | int) -> str:
+    """A query as an address names it: a number alone is the id of a test input."""
+    return str(query) if ":" in str(query) else f"test:{query}"
 
 
 def read_query(subject: Subject, name: str, position: int | None = None) -> Query:
@@ -243,6 +248,11 @@ def numbers_of(subject: Subject, output: Any, query: Query | None = None) -> Flo
             "positions, tokens) with a tokenizer. Give the subject a target= that makes one of the other."
         )
     return numbers
+
+
+def towards(outputs: Float[Tensor, "*inputs outputs"], numbers: tuple[int, ...]) -> Float[Tensor, "*inputs"]:
+    """One output, or the difference of two."""
+    return outputs[..., numbers[0]] - (outputs[..., numbers[1]] if len(numbers) > 1 else 0.0)
 
 
 # -- measures ---------------------------------------------------------------------------------

@@ -15,23 +15,20 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spotlights.errors import SettingError, SpotlightsError
 from spotlights.explorer.api import answer, as_text
 from spotlights.explorer.explorer import Explorer
 from spotlights.explorer.queries import kind_named
-from spotlights.explorer.views import picture
+from spotlights.explorer.views import png_url
 from spotlights.results import write_whole
 from spotlights.selections import format_selections
-
-if TYPE_CHECKING:
-    from spotlights.subject import Subject
 
 TOP, TILES, STRETCHES, MOST_PARTS, SUSPECTS = 10, 60, 8, 14, 60
 """As in `static/answer.js` and `static/audit.js`."""
 VIEWS = ("", "history", "map", "audit", "compare")
-_PICTURE = re.compile(r"api/(inputs|examples)/(-?[0-9]+)\.png")
+_PICTURE = re.compile(r"api/(inputs|examples)/-?[0-9]+\.png")
 _POLICY = (
     "default-src 'none'; script-src {scripts} data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'"
@@ -60,30 +57,21 @@ class SavedPage:
         return f"{self.title}: a page of {len(self.text) / 1e6:.1f} MB; .save(path) writes it"
 
 
-def page_of(subject: Subject, query: str, *, view: str = "", **state: str | None) -> SavedPage:
-    """The page of one answer; what the masks need is added up first."""
-    explorer = Explorer(subject, prepare=False)
-    explorer.prepare(explorer.opened)
-    return saved_page(explorer, {"q": query, "view": view, **{name: value for name, value in state.items() if value}})
-
-
 def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
     """What the page shows in a state, with all that it asks for when somebody goes on clicking."""
     view = state.get("view", "")
     if view not in VIEWS:
         raise SettingError(f"view={view[:40]!r}: give one of {', '.join(name or 'nothing' for name in VIEWS)}.")
-    asking = _given(state, "q", "at")
+    asking = {"q": state.get("q"), "at": state.get("at")}
     shown = answer(explorer, "query", asking)
     state = {**state, "layer": state.get("layer") or shown["layer"]}
     run = answer(explorer, "run", {})
     run |= {"edges": [], "layers": [layer for layer in run["layers"] if layer["name"] == state["layer"]]}
     run |= {"training_queries": False, "prompt": False, "saved": True}
     answers = {_key("run", {}): run, _key("query", asking): shown, _key("status", {}): answer(explorer, "status", {})}
-    for path, given in _questions(explorer, run, shown, state):
-        other = path.startswith("other/")
-        at = explorer.other if other and explorer.other is not None else explorer
+    for path, given in _questions(explorer, run, shown, state, asking):
         try:
-            answers[_key(path, given)] = answer(at, path.removeprefix("other/"), given)
+            answers[_key(path, given)] = answer(explorer, path, given)
         except SpotlightsError:
             if path in ("layer", "history", "map", "lamp", "audit"):
                 raise
@@ -91,20 +79,20 @@ def saved_page(explorer: Explorer, state: dict[str, Any]) -> SavedPage:
     return SavedPage(document(data, explorer.subject.title), f"{explorer.subject.title}: {state['q']}")
 
 
-def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> Iterator[Asked]:
+def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain, asking: Plain) -> Iterator[Asked]:
     measure = state.get("measure") or run["measures"][0]["name"]
-    kind, asking = kind_named(measure), _given(state, "q", "at")
+    kind = kind_named(measure)
     by = "example" if run["examples"] else "slot"
-    target = {"target": state["target"]} if kind.signed and state.get("target") else {}
-    look = {**asking, "layer": state["layer"], "measure": measure, **target}
+    target = state.get("target") if kind.signed else None
+    look = {**asking, "layer": state["layer"], "measure": measure, "target": target}
     columns = [name for name, values in run["groups"].items() if len(values) > 1]
-    per = state["per"] if state.get("per") in columns else next(iter(columns), "")
+    per = state["per"] if state.get("per") in columns else next(iter(columns), None)
     if state.get("view") == "history":
-        yield "history", {**asking, **target, **({"per": per} if per else {})}
+        yield "history", {**asking, "target": target, "per": per}
     elif state.get("view") == "map":
-        placed = _given(state, "projection")
-        yield "map", {"layer": state["layer"], **({"per": per} if per else {}), **placed}
-        yield "lamp", {**look, **placed}
+        projection = state.get("projection") or None
+        yield "map", {"layer": state["layer"], "per": per, "projection": projection}
+        yield "lamp", {**look, "projection": projection}
     elif state.get("view") == "audit":
         yield "audit", {"top": SUSPECTS}
     elif state.get("view") == "compare" and explorer.other is not None:
@@ -115,7 +103,7 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
     if run["texts"] and not kind.estimate:
         reply = answer(explorer, "layer", layer)
         examples = {row["example"] for row in [*reply["top"], *(reply["bottom"] or [])] if "example" in row}
-        yield "tokens", {**look, **({"examples": ",".join(map(str, sorted(examples)))} if examples else {})}
+        yield "tokens", {**look, "examples": ",".join(map(str, sorted(examples)))}
     if run["times"]:
         yield "time", look
     for part in _parts(explorer, run, look, columns, by):
@@ -128,7 +116,7 @@ def _questions(explorer: Explorer, run: Plain, shown: Plain, state: Plain) -> It
                 yield "layer", {**look, "by": by, "where": part, "top": 1}
 
 
-def _parts(explorer: Explorer, run: dict[str, Any], look: dict[str, Any], columns: list[str], by: str) -> Iterator[str]:
+def _parts(explorer: Explorer, run: Plain, look: Plain, columns: list[str], by: str) -> Iterator[str]:
     """The bars of the waterfall, by any column, as selections."""
     reply = answer(explorer, "layer", {**look, "by": by, "top": TOP})
     for column in columns:
@@ -142,13 +130,9 @@ def _parts(explorer: Explorer, run: dict[str, Any], look: dict[str, Any], column
         yield from (f"step={first}-{end}" for first, end in itertools.pairwise(edges))
 
 
-def _given(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: state[name] for name in names if state.get(name)}
-
-
-def _key(path: str, given: dict[str, Any]) -> str:
+def _key(path: str, given: Plain) -> str:
     """What `static/api.js` looks an answer up by."""
-    pairs = sorted([name, str(value)] for name, value in given.items())
+    pairs = sorted([name, str(value)] for name, value in given.items() if value not in (None, ""))
     return json.dumps([path, *pairs], separators=(",", ":"), ensure_ascii=False)
 
 
@@ -163,13 +147,8 @@ def images_of(explorer: Explorer, answers: Any) -> dict[str, str]:
         elif isinstance(value, list):
             for part in value:
                 walk(part)
-        elif isinstance(value, str) and value not in images and (named := _PICTURE.fullmatch(value)):
-            number = int(named[2])
-            if named[1] == "inputs":
-                shown = explorer.inputs.show(explorer.inputs.place(number))
-            else:
-                shown = None if explorer.show is None else explorer.show(number)
-            images[value] = f"data:image/png;base64,{base64.b64encode(picture(shown)).decode()}"
+        elif isinstance(value, str) and value not in images and _PICTURE.fullmatch(value):
+            images[value] = png_url(answer(explorer, value.removeprefix("api/"), {}))
 
     walk(answers)
     return images

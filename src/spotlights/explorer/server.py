@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,15 +30,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotlights import interrupts
 from spotlights.errors import TooLargeError
-from spotlights.explorer.api import ADDRESSES, EFFECTS, answering, endpoint, error_response
+from spotlights.explorer.api import ADDRESSES, EFFECTS, answer, as_text, refused, replied
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.saved import saved_page
+from spotlights.explorer.saved import SavedPage, saved_page
 
 COOKIE = "spotlights_token"
-OTHER = "/other"
-"""Where the memory answers that another one is compared with."""
-COMPARED = ("/api/run", "/api/query", "/api/layer")
-"""What it answers."""
+COMPARED = ("run", "query", "layer")
+"""What the memory answers that another one is compared with."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -51,17 +50,32 @@ LONGEST = 600.0
 """Seconds for an answer. What takes longer is a question for Python."""
 
 
-# -- errors -----------------------------------------------------------------------------------
+# -- responses --------------------------------------------------------------------------------
+
+
+def _response(status: int, answer: Any) -> Response:
+    """A picture, a page to keep, or data as JSON."""
+    if isinstance(answer, bytes):
+        return Response(answer, media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
+    headers = {"Cache-Control": "no-store"}
+    if isinstance(answer, SavedPage):
+        headers["Content-Disposition"] = 'attachment; filename="answer.html"'
+        return Response(answer.text, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(as_text(answer), status, media_type="application/json", headers=headers)
+
+
+def _refusal(status: int, message: str) -> Response:
+    return _response(*refused(status, message))
 
 
 def _error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return error_response(500, f"The explorer failed ({type(error).__name__}). Its terminal says where.")
+        return _refusal(500, f"The explorer failed ({type(error).__name__}). Its terminal says where.")
     sentences = {
         404: "There is nothing at this address. docs/explorer_api.md lists all addresses.",
         405: "The explorer is read-only: GET is all it answers, except for POST /api/refresh.",
     }
-    return error_response(error.status_code, sentences.get(error.status_code, error.detail))
+    return _refusal(error.status_code, sentences.get(error.status_code, error.detail))
 
 
 # -- the page ---------------------------------------------------------------------------------
@@ -89,7 +103,7 @@ class Gone(Exception):  # noqa: N818 (nobody is left to tell)
     """Who asked has closed the connection."""
 
 
-def while_there(answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+def while_there(act: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
     """Answers in a thread, for as long as somebody waits for it and at most for `LONGEST` seconds."""
 
     async def answered(request: Request) -> Response:
@@ -108,7 +122,7 @@ def while_there(answer: Callable[[Request], Response]) -> Callable[[Request], Aw
 
         def work() -> Response:
             with interrupts.checking(check):
-                return answer(request)
+                return _response(*replied(lambda: act(request)))
 
         watching = asyncio.ensure_future(watch())
         try:
@@ -121,17 +135,19 @@ def while_there(answer: Callable[[Request], Response]) -> Callable[[Request], Aw
     return answered
 
 
-def _page(explorer: Explorer) -> Callable[[Request], Response]:
+def _address(explorer: Explorer, path: str) -> Callable[[Request], Any]:
+    return lambda request: answer(explorer, path.format(**request.path_params), request.query_params)
+
+
+def _page(explorer: Explorer) -> Callable[[Request], SavedPage]:
     """The view of a state as one HTML file."""
 
-    def page(request: Request) -> Response:
+    def page(request: Request) -> SavedPage:
         if explorer.opened.masks is not None:
             explorer.masks()  # or the answer comes later
-        saved = saved_page(explorer, dict(request.query_params))
-        headers = {"Content-Disposition": 'attachment; filename="answer.html"', "Cache-Control": "no-store"}
-        return Response(saved.text, media_type="text/html; charset=utf-8", headers=headers)
+        return saved_page(explorer, dict(request.query_params))
 
-    return answering(page)
+    return page
 
 
 # -- who is let in ----------------------------------------------------------------------------
@@ -140,8 +156,8 @@ def _page(explorer: Explorer) -> Callable[[Request], Response]:
 class RequestGuard:
     """Lets in who knows the server's name and, where one is demanded, its token; adds the headers that protect."""
 
-    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], token: str | None, framed: bool) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+    def __init__(self, app: ASGIApp, *, token: str | None, framed: bool) -> None:
+        self._app, self._token = app, token
         ancestors = "http://127.0.0.1:* http://localhost:*" if framed else "'none'"
         self._headers = [
             (b"content-security-policy", _POLICY.format(ancestors=ancestors).encode()),
@@ -161,18 +177,13 @@ class RequestGuard:
             await send(message)
 
         request = Request(scope)
-        refusal = self._refusal(request)
+        refusal = self._unknown(request) or _foreign(request) or _too_much(request)
         await (refusal or self._app)(scope, receive, guarded)
-
-    def _refusal(self, request: Request) -> Response | None:
-        return self._unknown(request) or _foreign(request) or _too_much(request)
 
     def _unknown(self, request: Request) -> Response | None:
         if self._token is None:
-            if _host_name(request.headers.get("host", "")) not in self._hosts:
-                return error_response(
-                    421, "This server does not go by that name. Open it as http://127.0.0.1 and its port."
-                )
+            if _host_name(request.headers.get("host", "")) not in LOCAL_NAMES:
+                return _refusal(421, "This server does not go by that name. Open it as http://127.0.0.1 and its port.")
             return None
         brought = request.query_params.get("token")
         if request.scope["path"] == "/" and brought is not None and self._is_token(brought):
@@ -182,7 +193,7 @@ class RequestGuard:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._is_token(request.cookies.get(COOKIE, "")) or self._is_token(bearer):
             return None
-        return error_response(401, "This server wants its token: open the address that it printed when it started.")
+        return _refusal(401, "This server wants its token: open the address that it printed when it started.")
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), (self._token or "").encode())
@@ -195,20 +206,20 @@ def _host_name(host: str) -> str:
 
 def _foreign(request: Request) -> Response | None:
     """Refuses what another site's page asks for. A browser says so; a program says nothing."""
-    if not request.scope["path"].startswith(("/api/", f"{OTHER}/api/")):
+    if not request.scope["path"].startswith(("/api/", "/other/api/")):
         return None  # the page itself: a link from anywhere may lead there
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
     if own and site in (None, "none", "same-origin"):
         return None
-    return error_response(403, "Only the explorer's own page may ask for this, not a page of another site.")
+    return _refusal(403, "Only the explorer's own page may ask for this, not a page of another site.")
 
 
 def _too_much(request: Request) -> Response | None:
     announced = request.headers.get("content-length", "0")
     if announced.isascii() and announced.isdigit() and len(announced) < 10 and int(announced) <= MOST_BODY:
         return None
-    return error_response(413, "No address of the explorer takes that much.")
+    return _refusal(413, "No address of the explorer takes that much.")
 
 
 def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = False) -> Starlette:
@@ -220,16 +231,16 @@ def build_app(explorer: Explorer, *, token: str | None = None, framed: bool = Fa
         framed: pages of this machine, such as a notebook, may show it in a frame.
     """
     routes = [
-        Route(path, while_there(endpoint(explorer, path)), methods=["POST" if path in EFFECTS else "GET"])
+        Route(f"/api/{path}", while_there(_address(explorer, path)), methods=["POST" if path in EFFECTS else "GET"])
         for path in ADDRESSES
     ]
     if explorer.other is not None:
-        routes += [Route(f"{OTHER}{path}", while_there(endpoint(explorer.other, path))) for path in COMPARED]
+        routes += [Route(f"/other/api/{path}", while_there(_address(explorer.other, path))) for path in COMPARED]
     routes += [Route("/api/page", while_there(_page(explorer)))]
     routes += [Route("/", _static), Route("/static/{name}", _static)]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestGuard, hosts=LOCAL_NAMES, token=token, framed=framed)],  # type: ignore[arg-type]
+        middleware=[Middleware(RequestGuard, token=token, framed=framed)],  # type: ignore[arg-type]
         exception_handlers={HTTPException: _error, Exception: _error},
     )
     app.router.redirect_slashes = False  # an address is there or not

@@ -6,7 +6,6 @@ of the slots) needs no further pass over keys and errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import spotlights as sl
 from spotlights.errors import TooLargeError
 from spotlights.explorer.data import show_example
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.queries import KINDS, Kind, Query, measure_of
+from spotlights.explorer.queries import KINDS, Kind, Query, measure_of, towards
 from spotlights.results import Top, Totals
 from spotlights.selections import parse_selections, read_selections, where_any
 
@@ -48,8 +47,6 @@ class Values:
     kind: Kind
     measure: Any
     """The library's measure."""
-    layers: Sequence[str]
-    """The layers whose values are added up."""
     target: tuple[int, ...] | None
     """The output that values are about; of two outputs, their difference."""
     value: float | None
@@ -116,9 +113,8 @@ def values_of(explorer: Explorer, query: Query, wanted: Wanted) -> Values:
     return Values(
         kind,
         measure.absolute() if kind.name == "absolute" else measure,
-        layers,
         target,
-        None if target is None else float(outputs[target[0]] - (outputs[target[1]] if len(target) > 1 else 0.0)),
+        None if target is None else float(towards(outputs, target)),
         rows,
         exact,
         initial=None if contributions is None else float(contributions.initial[0]),

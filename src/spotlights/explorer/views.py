@@ -7,6 +7,7 @@ whatever shows itself in a notebook (`_repr_html_`, such as a sound), which the 
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -62,6 +63,11 @@ def picture(shown: Showable) -> bytes:
         shown.savefig(file, format="png", dpi=100)
         return file.getvalue()
     return png(pixels(shown))
+
+
+def png_url(file: bytes) -> str:
+    """A PNG file as the address of an image, for pages without a server."""
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
 def pixels(shown: Showable) -> UInt8[np.ndarray, "height width *colours"]:

@@ -10,10 +10,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from spotlights.errors import SettingError, SpotlightsError
-from spotlights.explorer.api import answer
+from spotlights.errors import SettingError
+from spotlights.explorer.api import answer, finite, replied
 from spotlights.explorer.explorer import Explorer
-from spotlights.explorer.jobs import Preparing
 from spotlights.explorer.saved import document, images_of
 
 if TYPE_CHECKING:
@@ -36,21 +35,12 @@ def widget_of(subject: Subject, state: Mapping[str, str], *, other: Subject | No
     explorer = Explorer(subject, other=None if other is None else Explorer(other, prepare=False))
     data = {"answers": {}, "images": {}, "state": dict(state), "views": [], "kernel": True}
     widget = ExplorerWidget(page=document(data, subject.title), height=height)
-    widget.on_msg(lambda _, asked, __: widget.send(replied(explorer, asked)))
+    widget.on_msg(lambda _, asked, __: widget.send(reply_to(explorer, asked)))
     return widget
 
 
-def replied(explorer: Explorer, asked: Mapping[str, Any]) -> dict[str, Any]:
+def reply_to(explorer: Explorer, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to what the page asks, with the pictures that it names."""
-    path = str(asked.get("path", ""))
-    other = path.startswith("other/") and explorer.other is not None
-    at, path = (explorer.other, path.removeprefix("other/")) if other else (explorer, path)
-    assert at is not None
-    try:
-        reply = answer(at, path, dict(parse_qsl(str(asked.get("parameters", "")), keep_blank_values=True)))
-        status, body = 200, {"answer": reply, "images": images_of(at, reply)}
-    except Preparing as later:
-        status, body = 202, {"answer": {"progress": later.progress}}
-    except SpotlightsError as error:
-        status, body = 400, {"answer": {"error": {"status": 400, "message": str(error)}}}
-    return {"id": asked.get("id"), "status": status, **body}
+    given = dict(parse_qsl(str(asked.get("parameters", "")), keep_blank_values=True))
+    status, found = replied(lambda: answer(explorer, str(asked.get("path", "")), given))
+    return {"id": asked.get("id"), "status": status, "answer": finite(found), "images": images_of(explorer, found)}

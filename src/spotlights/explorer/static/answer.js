@@ -2,17 +2,16 @@
 
 import { ask, Replaced } from "./api.js";
 import { cumulative, line, mosaic, overSteps, waterfall } from "./charts.js";
-import { $, caution, choose, datum, fill, h, percent, problem, shared, shown, signed, visible, waits } from "./dom.js";
+import { $, attempt, caution, choose, datum, fill, h, percent, problem, shared, shown, signed, visible, waits } from "./dom.js";
 import { showOutputs } from "./mask.js";
 import { parseSelections, spell } from "./selections.js";
-import { ask_about, change, isMasked, state, toggleMasked } from "./state.js";
+import { ask_about, change, ink, isMasked, run, state, toggleMasked } from "./state.js";
 import { colour, responsive, takeAway } from "./svg.js";
 import { table } from "./tables.js";
 import { mostOf, shade, shadedText, told, writtenOn } from "./tokens.js";
 
 const ESTIMATING = "Looking through all layers' inputs, once; then estimates are quick.";
 const [MOST_ROWS, TILES, TOLD_TILES, STRETCHES, FEW_COLUMNS] = [14, 60, 24, 8, 6];
-let run;
 let answer = null;
 let found = null;
 let group = null;
@@ -23,8 +22,7 @@ let refused = false;
 let more = false;
 const examples = new Map();
 
-export function setUpAnswer(about) {
-  run = about;
+export function setUpAnswer() {
   responsive($("waterfall"), drawSum);
   responsive($("group"), () => group && drawGroup());
   responsive($("time"), drawTime);
@@ -39,7 +37,6 @@ export const column = () => (columns().includes(state.per) ? state.per : columns
 export const look = (value, of = column()) => { const found = (run.groups[of] ?? []).find((each) => each.value === value) ?? { name: String(value ?? "none"), colour: "#888" }; return { ...found, name: visible(found.name) }; };
 const outputName = (number) => visible(answer.outputs.find((each) => each.number === number)?.name ?? number);
 export const targetName = (target = found?.target, versus = found?.versus) => `“${outputName(target)}”${versus === null || versus === undefined ? "" : ` rather than “${outputName(versus)}”`}`;
-export const ink = () => Boolean(run.drawing);
 
 /** What the server is asked: the same words as in the address. */
 export const asked = (more = {}) => ({ q: state.q, at: state.at, layer: layer(), measure: measure().name, target: measure().signed ? state.target : "", by: run.examples ? state.by || "example" : "slot", where: state.where, ...more });
@@ -265,7 +262,7 @@ function drawSum() {
   const by = columns().length > 1 ? choose("by", "pick-per", column(), columns().map((name) => [name, name === "step" ? "time" : name]), (value) => change({ per: value, open: "" })) : null;
   const title = !found.signed ? `Total ${measure().title}${by ? "" : ` by ${column()}`}` : estimate() ? `Influence on ${targetName()}` : adds ? `Why ${targetName()}: the logit is a sum` : `What speaks for and against ${targetName()}`;
   $("sum").hidden = !rows.length; // such as a folded memory without a label: neither groups nor visits
-  fill($("sum-title"), title, by, takeAway($("waterfall"), "spotlights-waterfall"));
+  fill($("sum-title"), title, by, takeAway("waterfall", "spotlights-waterfall"));
   if (!rows.length) return;
   waterfall($("waterfall"), rows, { sum: adds, label: title, open: opened(all), whole: adds && left ? found.value : null, plain: !found.signed });
   const [pro, con] = [all.filter(({ value }) => value > 0), all.filter(({ value }) => value < 0)].map((side) => side.reduce((sum, { value }) => sum + value, 0));
@@ -283,13 +280,11 @@ export async function showGroup() {
   const key = opened(all);
   const [terms, ...others] = parseSelections(state.where);
   const where = [key, others.length || (terms && Object.keys(terms).some((name) => key.startsWith(`${name}=`))) ? "" : state.where].filter(Boolean).join(" ");
-  try {
+  await attempt($("group-body"), async () => {
     group = { part: all.find((part) => part.key === key), found: await ask("layer", asked({ where, top: TILES, by: run.examples ? "example" : "slot" }), "group") };
     drawSum();
     drawGroup();
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill($("group-body"), problem(error, showGroup));
-  }
+  }, showGroup);
 }
 
 function drawGroup() {
@@ -310,7 +305,7 @@ function drawGroup() {
   const seen = shares && sum(Math.sign(side || 1)) / (side || 1);
   const name = part ? (part.column ? `${part.column} ${part.name}` : `steps ${part.name}`) : "everything";
   const mask = run.no_masks || !part ? null : h("button", { id: "mask-group", onclick: () => leaveOut(part) }, part.column && isMasked(part.column, part.of) ? "put back" : "leave out");
-  fill($("group-title"), h("span", {}, `${name}: ${answered.signed ? signed(answered.total) : shown(answered.total)}`), mask, takeAway($("group-body"), "spotlights-mosaic"));
+  fill($("group-title"), h("span", {}, `${name}: ${answered.signed ? signed(answered.total) : shown(answered.total)}`), mask, takeAway("group-body", "spotlights-mosaic"));
   const place = h("div", { class: "chart", id: "mosaic" });
   const curve = h("div", { class: "chart", id: "cumulative" });
   fill($("group-body"), place, shares && shares.side ? h("p", { class: "quiet", id: "half" }, h("b", {}, shares.half.toLocaleString("en")), ` of its ${shares.side.toLocaleString("en")} examples${sideName(side)} make half of ${number(side)}. The tiles are the ${rows.length} largest${seen > 0 && seen < 1.01 ? `, ${percent(seen)} of it` : ""}: as large as what each adds.`) : null, curve);
@@ -377,7 +372,7 @@ let visits = [];
 function drawTime() {
   if (!times || !found || !$("time").clientWidth) return;
   const out = state.where && !run.no_masks && !run.saved ? h("button", { onclick: () => change({ mask: [state.mask, state.where].filter(Boolean).join("; "), where: "" }) }, range() ? "leave these steps out" : "leave these out") : null;
-  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `by stretches of steps${estimate() ? " (estimate)" : ""}${run.saved ? "" : "; drag to choose one"}`), out, takeAway($("time"), "spotlights-time"));
+  fill($("time-title"), "When in training?", h("span", { class: "quiet" }, `by stretches of steps${estimate() ? " (estimate)" : ""}${run.saved ? "" : "; drag to choose one"}`), out, takeAway("time", "spotlights-time"));
   const width = times.steps / times.totals.length;
   const points = times.totals.flatMap((value, at) => [[times.starts[at], value], [times.starts[at] + width, value]]);
   overSteps($("time"), { steps: times.steps, low: Math.min(0, ...times.totals), high: Math.max(0, ...times.totals), height: 190, label: "What was added over training time", range: range(),

@@ -1,25 +1,23 @@
 // The audit: a queue of training examples whose labels look wrong. Keep, relabel or drop each; take the decisions away.
 
-import { ask, Replaced } from "./api.js";
+import { ask } from "./api.js";
 import { controls, rowsOf, theAnswer } from "./answer.js";
-import { $, datum, explain, fill, h, percent, problem, shown, waits } from "./dom.js";
+import { $, attempt, datum, explain, fill, h, percent, shown, waits } from "./dom.js";
 import { NOT_RETRAINING, touched } from "./mask.js";
 import { spell } from "./selections.js";
-import { ask_about, change, looking, maskParts, maskText, state } from "./state.js";
+import { ask_about, change, ink, looking, maskParts, maskText, run, state } from "./state.js";
 import { download } from "./svg.js";
 import { table } from "./tables.js";
 
 const COUNT = 60;
 const WORDS = { keep: "keep", relabel: "relabel", drop: "drop" };
-let run;
 let suspects = [];
 let decisions = {};
 let listed = null;
 
 const place = () => `spotlights-decisions:${run.title}`;
 
-export function setUpAudit(about) {
-  run = about;
+export function setUpAudit() {
   decisions = Object.fromEntries(run.decisions.map((row) => [row.example, row]));
   try { Object.assign(decisions, readBack(JSON.parse(localStorage.getItem(place())))); } catch { /* a browser that keeps nothing */ }
 }
@@ -28,16 +26,14 @@ export async function showAudit(keys) {
   if (suspects.length && listed === state.where && keys.every((key) => ["suspect", "mask", "in"].includes(key))) return draw();
   const panel = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Adding up the errors of every visit …"));
   fill($("view"), panel);
-  try {
+  await attempt(panel, async () => {
     const found = await ask("audit", { top: COUNT, where: state.where }, "audit");
     if (!looking("audit")) return;
     suspects = found.suspects;
     listed = state.where;
     controls();
     draw();
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill(panel, problem(error, () => showAudit(["view"])));
-  }
+  }, () => showAudit(["view"]));
 }
 
 const current = () => suspects.find(({ example }) => String(example) === state.suspect) ?? suspects[0];
@@ -52,7 +48,7 @@ function draw() {
     h("section", { class: "panel wide", id: "suspect", "data-example": row.example },
       h("h2", {}, `Suspect ${suspects.indexOf(row) + 1} of ${suspects.length}`, h("span", { class: "quiet" }, state.where ? "among the chosen ones" : "the most suspicious first")),
       h("div", { class: "suspect" },
-        h("div", { class: "big" }, datum(row.shown, { ink: Boolean(run.drawing), name: `training example ${row.example}` })),
+        h("div", { class: "big" }, datum(row.shown, { ink: ink(), name: `training example ${row.example}` })),
         h("div", {},
           row.label === undefined || row.label === null ? null : h("div", { class: "versus" }, h("span", { class: "quiet" }, "given label"), h("b", { class: "given" }, row.label_name), row.says === null ? null : [h("span", { class: "quiet" }, "the network says"), h("b", { class: "says" }, row.says_name)]),
           h("p", { class: "quiet" }, `training example ${row.example}; its errors over ${row.visits} visits add up to ${shown(row.suspicion)}.`),
@@ -61,7 +57,7 @@ function draw() {
           run.training_queries ? h("button", { class: "more", onclick: () => ask_about(`train:${row.example}`, { view: "", where: "" }) }, "make it the input") : null), h("div", { id: "neighbours" })),
       h("div", { id: "affected" })),
     h("section", { class: "panel wide" }, h("h2", {}, "The queue", h("span", { class: "quiet" }, "A ranking, not a verdict: hard and rare examples are here too."), run.no_masks ? null : h("button", { id: "mask-suspects", onclick: leaveOut }, "Leave all of these out"), state.where ? h("button", { onclick: () => change({ where: "" }) }, "Show all suspects") : null),
-      suspects[0].shown?.kind === "table" ? queueTable(row) : h("div", { class: picture ? `strip ${suspects.some(({ label_name: name }) => String(name ?? "").length > 5) ? "named" : ""}` : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: Boolean(run.drawing), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
+      suspects[0].shown?.kind === "table" ? queueTable(row) : h("div", { class: picture ? `strip ${suspects.some(({ label_name: name }) => String(name ?? "").length > 5) ? "named" : ""}` : "strip text" }, suspects.map((each) => h("button", { class: `thumb ${decisions[each.example] ? "done" : ""}`, "data-example": each.example, "aria-current": String(each === row), title: `example ${each.example}: label ${each.label_name ?? "–"}, the network says ${each.says_name ?? "–"}`, onclick: () => change({ suspect: each.example }, { quietly: true }) }, datum(each.shown, { ink: ink(), name: `example ${each.example}` }), h("span", { class: "tag" }, decisions[each.example] ? decisions[each.example].decision : each.label_name ?? ""))))),
     h("section", { class: "panel wide", id: "decisions" }, h("h2", {}, `${made} decision${made === 1 ? "" : "s"}`, h("button", { id: "export-json", disabled: !made, onclick: () => take("json") }, "Export JSON"), h("button", { id: "export-csv", disabled: !made, onclick: () => take("csv") }, "Export CSV"), h("button", { disabled: !made, onclick: () => { decisions = {}; keep(); draw(); } }, "Forget all")),
       h("p", { class: "quiet" }, "They stay in this browser; export them before you clean the data. ", explain(h("b", { class: "caution-text" }, "Leaving examples out here is a mask, not retraining."), NOT_RETRAINING))));
   neighbours(row);
@@ -92,17 +88,15 @@ async function neighbours(row) {
 /** The test inputs that change without this example: asked with a click, since all of them are. */
 function affected(row) {
   if (run.no_masks || !run.labelled) return;
-  const see = async () => {
-    fill($("affected"), h("span", { class: "quiet" }, "Asking all test inputs …"));
-    try {
-      const found = await ask("accuracy", { mask: `example=${row.example}` }, "accuracy", waits($("affected"), "Still preparing."));
-      if (current() !== row || !$("affected")) return;
-      fill($("affected"), h("p", { id: "affected-answer" }, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs with and without it: `, h("b", {}, percent(found.with.all)), " and ", h("b", {}, percent(found.without.all)), found.worse.length + found.better.length ? "" : ". No answer moves by more than 1 %."), touched("Less sure of the right answer without it", found.worse, "against"), touched("Surer of the right answer without it", found.better, "for"));
-    } catch (error) {
-      if (!(error instanceof Replaced) && $("affected")) fill($("affected"), problem(error, see));
-    }
+  const place = $("affected");
+  const see = () => {
+    fill(place, h("span", { class: "quiet" }, "Asking all test inputs …"));
+    return attempt(place, async () => {
+      const found = await ask("accuracy", { mask: `example=${row.example}` }, "accuracy", waits(place, "Still preparing."));
+      fill(place, h("p", { id: "affected-answer" }, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs with and without it: `, h("b", {}, percent(found.with.all)), " and ", h("b", {}, percent(found.without.all)), found.worse.length + found.better.length ? "" : ". No answer moves by more than 1 %."), touched("Less sure of the right answer without it", found.worse, "against"), touched("Surer of the right answer without it", found.better, "for"));
+    }, see);
   };
-  fill($("affected"), h("button", { id: "see-affected", onclick: see }, "Which test inputs change without it?"));
+  fill(place, h("button", { id: "see-affected", onclick: see }, "Which test inputs change without it?"));
 }
 
 function leaveOut() {

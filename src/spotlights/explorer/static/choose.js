@@ -1,20 +1,18 @@
 // Step 1: choose an input. Test inputs in a grid, a drawing, an uploaded image, or a prompt.
 
-import { ask, Replaced } from "./api.js";
-import { $, datum, fill, h, percent, problem } from "./dom.js";
+import { ask } from "./api.js";
+import { $, attempt, datum, fill, h, percent } from "./dom.js";
 import { drawingWay } from "./draw.js";
-import { ask_about, change, state } from "./state.js";
+import { ask_about, change, ink, run, state } from "./state.js";
 
 const PAGE = 40;
 const EVERYTHING = { only: "all", label: "", source: "", order: "given", seed: 0, first: 0 };
 const filters = { ...EVERYTHING };
-let run;
 let listed = [];
 
-export function setUpChoosing(about) {
-  run = about;
+export function setUpChoosing() {
   const ways = [["Test inputs", testWay]];
-  if (run.drawing) ways.push(["Draw", () => drawingWay(run, false)], ["Upload", () => drawingWay(run, true)]);
+  if (run.drawing) ways.push(["Draw", () => drawingWay(false)], ["Upload", () => drawingWay(true)]);
   if (run.prompt) ways.push(["Prompt", promptWay]);
   const buttons = ways.map(([name, way]) =>
     h("button", { "aria-pressed": "false", onclick: (event) => open(event.currentTarget, way) }, name));
@@ -59,7 +57,7 @@ async function list() {
   const place = $("inputs");
   if (!place) return;
   place.classList.add("busy");
-  try {
+  await attempt(place, async () => {
     const found = await ask("inputs", { ...filters, count: PAGE }, "inputs");
     listed = found.inputs;
     const rows = listed.length && listed[0].shown.kind !== "image";
@@ -73,11 +71,8 @@ async function list() {
     const opening = state.q || !listed.length ? null : await interesting();
     if (opening && !state.q) change({ q: `test:${opening.id}` }, { quietly: true });
     markCurrent();
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill(place, problem(error, list));
-  } finally {
-    place.classList.remove("busy");
-  }
+  }, list);
+  place.classList.remove("busy");
 }
 
 /** What the page opens with: an answer that is wrong, if there is one. */
@@ -99,13 +94,12 @@ const isWrong = ({ said, label }) => said !== null && label !== null && said !==
 
 function thumbnail(input) {
   const wrong = isWrong(input);
-  const short = name;
   const title = input.said === null ? `input ${input.id}`
     : `input ${input.id}: says ${name(input.said)} (${percent(input.share)})${wrong ? `, is ${name(input.label)}` : ""}`;
-  const tag = input.said === null ? null : h("span", { class: "tag" }, short(input.said), !wrong ? null : String(short(input.label)).length < 5 ? `, is ${short(input.label)}` : h("span", {}, `is ${short(input.label)}`));
+  const tag = input.said === null ? null : h("span", { class: "tag" }, name(input.said), !wrong ? null : String(name(input.label)).length < 5 ? `, is ${name(input.label)}` : h("span", {}, `is ${name(input.label)}`));
   return h("button", { class: wrong ? "thumb wrong" : "thumb", title, "data-id": String(input.id), "aria-label": title,
     onclick: () => ask_about(`test:${input.id}`) },
-    datum(input.shown, { ink: Boolean(run.drawing), name: title }), tag);
+    datum(input.shown, { ink: ink(), name: title }), tag);
 }
 
 export function markCurrent() {

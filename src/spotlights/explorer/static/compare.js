@@ -1,40 +1,32 @@
 // Two memories and one input: two sums side by side, and the examples that only one of them puts forward.
 
-import { asked, controls, rowsOf, sumParts, sumRows } from "./answer.js";
-import { ask, Replaced } from "./api.js";
+import { asked, controls, rowsOf, sumParts, sumRows, theAnswer } from "./answer.js";
+import { ask } from "./api.js";
 import { waterfall } from "./charts.js";
-import { $, fill, h, percent, problem, shown, visible } from "./dom.js";
-import { looking, state } from "./state.js";
-import { responsive, takeAway } from "./svg.js";
+import { $, attempt, fill, h, percent, shown, visible } from "./dom.js";
+import { looking, run, state } from "./state.js";
+import { takeAway } from "./svg.js";
 
-let run;
 let pair = null;
-
-export function setUpCompare(about) {
-  run = about;
-  responsive($("view"), () => pair && state.view === "compare" && draw());
-}
 
 export async function showCompare() {
   const place = h("div", { class: "panel wide" }, h("p", { class: "quiet" }, "Asking both memories …"));
   fill($("view"), place);
-  try {
-    const other = await ask("other/run");
-    const target = state.target || String((await ask("query", { q: state.q, at: state.at })).said);
-    const wanted = asked({ top: 24, target, where: "" });
-    const [first, second, one, two] = await Promise.all([ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("query", { q: state.q, at: state.at }), ask("other/query", { q: state.q, at: state.at })]);
+  await attempt(place, async () => {
+    const one = theAnswer();
+    const wanted = asked({ top: 24, target: state.target || String(one.said), where: "" });
+    const [other, first, second, two] = await Promise.all([ask("other/run"), ask("layer", wanted, "one"), ask("other/layer", wanted, "two"), ask("other/query", { q: state.q, at: state.at })]);
     if (!looking("compare")) return;
     pair = [{ title: run.title, found: first, answer: one }, { title: other.title, found: second, answer: two }];
     controls();
-    draw();
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill(place, problem(error, showCompare));
-  }
+    drawCompare();
+  }, showCompare);
 }
 
-function draw() {
+export function drawCompare() {
+  if (!pair) return;
   const share = (answer) => answer.outputs.find(({ number }) => number === answer.said)?.share;
-  const side = ({ title, found, answer }, number) => h("section", { class: "panel" }, h("h2", {}, title, h("span", { class: "quiet" }, "says ", h("b", {}, visible(answer.said_name)), share(answer) === null ? "" : ` (${percent(share(answer))})`), takeAway({ querySelector: () => $(`twin-${number}`).querySelector("svg") }, `spotlights-twin-${number + 1}`)), h("div", { class: "chart", id: `twin-${number}` }));
+  const side = ({ title, found, answer }, number) => h("section", { class: "panel" }, h("h2", {}, title, h("span", { class: "quiet" }, "says ", h("b", {}, visible(answer.said_name)), share(answer) === null ? "" : ` (${percent(share(answer))})`), takeAway(`twin-${number}`, `spotlights-twin-${number + 1}`)), h("div", { class: "chart", id: `twin-${number}` }));
   const key = (found, which) => new Set((found[which] ?? []).filter(({ value }) => (which === "top" ? value > 0 || !found.signed : value < 0)).map(({ example }) => example));
   const only = (here, there, which) => here.found[which]?.filter(({ example }) => key(here.found, which).has(example) && !key(there.found, which).has(example)).slice(0, 10) ?? [];
   const both = [...key(pair[0].found, "top")].filter((example) => key(pair[1].found, "top").has(example)).length;

@@ -1,5 +1,7 @@
 // Small tools for the page: elements, numbers, and how a datum is shown.
 
+import { Replaced } from "./api.js";
+
 export const $ = (id) => document.getElementById(id);
 
 /** An element: h("button", {class: "chip", onclick}, "text", child, …). Text is always text, never markup. */
@@ -12,13 +14,14 @@ export function h(tag, properties = {}, ...children) {
     else if (name in element && name !== "list" && typeof value !== "string") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...present(children));
   return element;
 }
 
-export function fill(place, ...children) {
-  place.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
-}
+/** Lists of children as one, without those that are not there. */
+export const present = (children) => children.flat(9).filter((child) => (child ?? false) !== false);
+
+export const fill = (place, ...children) => place.replaceChildren(...present(children));
 
 /** A number as one reads it: 12,345 · 3.21 · 0.0042 · 1.2 M. */
 export function shown(value) {
@@ -120,6 +123,15 @@ export const waits = (place, text) => (progress) => {
   place.classList.remove("busy");
   fill(place, h("p", {}, text, progress ? h("span", { class: "quiet" }, ` ${Math.round(100 * progress)} %`) : null), h("progress", { ...(progress ? { value: progress, max: 1 } : {}), "aria-label": text }));
 };
+
+/** Fills a place of the page; what goes wrong is said there, with a way to try again. A newer question says nothing. */
+export async function attempt(place, work, again = null) {
+  try {
+    await work();
+  } catch (error) {
+    if (!(error instanceof Replaced)) fill(place, problem(error, again));
+  }
+}
 
 export function problem(error, again) {
   return h("div", { class: "error", role: "alert" }, error.message, " ", again ? h("button", { onclick: again }, "Try again") : null);

@@ -1,51 +1,42 @@
 // Drawing and uploading: any picture becomes the small grey image that the network takes.
 
-import { fill, h, problem } from "./dom.js";
-import { ask_about } from "./state.js";
+import { attempt, fill, h } from "./dom.js";
+import { ask_about, run } from "./state.js";
 
 const SCALE = 10;
 
-export function drawingWay(run, upload) {
+export function drawingWay(upload) {
   const { width, height } = run.drawing;
-  const pad = h("canvas", { width: width * SCALE, height: height * SCALE, class: `pad ${Boolean(run.drawing) ? "ink" : ""}`, id: "pad",
+  const pad = h("canvas", { width: width * SCALE, height: height * SCALE, class: "pad ink", id: "pad",
     "aria-label": "Draw here with the mouse or a finger" });
   const context = pad.getContext("2d", { willReadFrequently: true });
   const clear = () => { context.fillStyle = "#000"; context.fillRect(0, 0, pad.width, pad.height); };
   clear();
   const place = h("div", { id: "drawing-problem" });
   const send = async () => {
-    try {
-      const pixels = upload ? shrunk(context, width, height) : centred(context, width, height);
-      if (!pixels) return;
-      fill(place);
-      ask_about(`pixels:${await packed(pixels)}`);
-    } catch (error) {
-      fill(place, problem(error));
-    }
+    const pixels = upload ? shrunk(context, width, height) : centred(context, width, height);
+    if (!pixels) return;
+    fill(place);
+    ask_about(`pixels:${await packed(pixels)}`);
   };
   if (upload) {
-    const take = async (event) => {
-      try {
-        const file = event.target.files[0];
-        if (!file) return;
-        const image = await createImageBitmap(file).catch(() => { throw new Error("This file is no image that the browser can read."); });
-        pad.hidden = false;
-        clear();
-        const factor = Math.min(pad.width / image.width, pad.height / image.height);
-        const [wide, high] = [Math.round(image.width * factor), Math.round(image.height * factor)];
-        const box = [Math.round((pad.width - wide) / 2), Math.round((pad.height - high) / 2), wide, high];
-        context.fillStyle = Boolean(run.drawing) ? "#fff" : "#000"; // under what is transparent
-        context.fillRect(...box);
-        context.drawImage(image, ...box);
-        if (Boolean(run.drawing)) onlyInk(context, box);
-        await send();
-      } catch (error) {
-        fill(place, problem(error));
-      }
+    const take = async (file) => {
+      if (!file) return;
+      const image = await createImageBitmap(file).catch(() => { throw new Error("This file is no image that the browser can read."); });
+      pad.hidden = false;
+      clear();
+      const factor = Math.min(pad.width / image.width, pad.height / image.height);
+      const [wide, high] = [Math.round(image.width * factor), Math.round(image.height * factor)];
+      const box = [Math.round((pad.width - wide) / 2), Math.round((pad.height - high) / 2), wide, high];
+      context.fillStyle = "#fff"; // under what is transparent
+      context.fillRect(...box);
+      context.drawImage(image, ...box);
+      onlyInk(context, box);
+      await send();
     };
     pad.hidden = true;
-    return [h("p", {}, h("input", { type: "file", accept: "image/*", id: "file", "aria-label": "Image file", onchange: take })), pad, place,
-      h("p", { class: "quiet" }, `Becomes ${width} × ${height} grey pixels${Boolean(run.drawing) ? "; what its edge looks like counts as empty paper" : ""}. It goes to this explorer and nowhere else.`)];
+    return [h("p", {}, h("input", { type: "file", accept: "image/*", id: "file", "aria-label": "Image file", onchange: (event) => attempt(place, () => take(event.target.files[0])) })), pad, place,
+      h("p", { class: "quiet" }, `Becomes ${width} × ${height} grey pixels; what its edge looks like counts as empty paper. It goes to this explorer and nowhere else.`)];
   }
   let drawing = false;
   const point = (event) => {
@@ -66,7 +57,7 @@ export function drawingWay(run, upload) {
     context.lineTo(...point(event));
     context.stroke();
   });
-  pad.addEventListener("pointerup", () => { drawing = false; send(); });
+  pad.addEventListener("pointerup", () => { drawing = false; attempt(place, send); });
   return [pad, h("p", {}, h("button", { id: "clear", onclick: clear }, "Clear")), place,
     h("p", { class: "quiet" }, "Draw with the mouse or a finger. It is centred and made as small as the network's images.")];
 }

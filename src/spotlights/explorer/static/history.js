@@ -1,22 +1,16 @@
 // The history of an answer: the number after every step of training, who made it, and who erased it.
 
 import { column, controls, look, rowsOf, theAnswer } from "./answer.js";
-import { ask, Replaced } from "./api.js";
+import { ask } from "./api.js";
 import { line, overSteps } from "./charts.js";
-import { $, choose, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
-import { change, looking, state } from "./state.js";
-import { colour, responsive, s, takeAway, text } from "./svg.js";
+import { $, attempt, choose, fill, h, percent, shown, signed, visible, waits } from "./dom.js";
+import { change, looking, run, state } from "./state.js";
+import { colour, s, takeAway, text } from "./svg.js";
 
 const [WINDOW, TICK, SAID] = [40, 90, 208];
-let run;
 let found = null;
 let playing = null;
 let marks = [];
-
-export function setUpHistory(about) {
-  run = about;
-  responsive($("view"), () => found && state.view === "history" && draw());
-}
 
 const asked = (more = {}) => ({ q: state.q, at: state.at, target: state.target, per: column() === "step" ? "" : column(), ...more });
 const groups = () => Object.keys(run.groups).filter((name) => run.groups[name].length > 1);
@@ -27,16 +21,14 @@ export async function showHistory(keys) {
   found = null;
   const place = h("div", { class: "panel wide" });
   fill($("view"), place);
-  try {
+  await attempt(place, async () => {
     found = await ask("history", asked(), "history", waits(place, "Going back over all of training, once for this answer: about as long as the training took."));
     if (!looking("history")) return;
     controls();
     lay();
-    draw();
+    drawHistory();
     moved();
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill(place, problem(error, () => showHistory(["view"])));
-  }
+  }, () => showHistory(["view"]));
 }
 
 const now = () => Math.max(0, Math.min(found.steps, state.step === "" ? found.steps : Number(state.step) || 0));
@@ -48,12 +40,12 @@ function lay() {
   const name = found.versus === null ? `the logit for “${visible(found.name)}”` : `“${visible(found.name)}”`;
   const by = groups().length > 1 ? choose("by", "history-per", found.per, groups().map((each) => [each, each]), (per) => change({ per })) : null;
   fill($("view"),
-    h("section", { class: "panel wide" }, h("h2", {}, `How ${name} came about`, found.exact ? null : h("span", { class: "caution", title: found.note ?? "" }, found.note ? "weights at some steps" : `off by ${percent(found.error)}`), takeAway({ querySelector: () => $("curve").querySelector("svg") }, "spotlights-history")),
+    h("section", { class: "panel wide" }, h("h2", {}, `How ${name} came about`, found.exact ? null : h("span", { class: "caution", title: found.note ?? "" }, found.note ? "weights at some steps" : `off by ${percent(found.error)}`), takeAway("curve", "spotlights-history")),
       h("p", { class: "quiet", id: "became" }, became()),
       h("div", { id: "curve", class: "chart" }),
       h("div", { class: "player" }, h("button", { id: "play", onclick: play, "aria-label": "Play" }, "▶ Play"), h("input", { type: "range", class: "scrub", id: "scrub", min: 0, max: found.steps, value: now(), "aria-label": "Step of training", oninput: (event) => { stop(); change({ step: event.target.value }, { quietly: true }); } })),
       h("p", { id: "at-step", "aria-live": "polite" })),
-    found.areas.length ? h("section", { class: "panel wide" }, h("h2", {}, `What each ${found.per} had added up to each step, through all layers`, by, takeAway({ querySelector: () => $("areas").querySelector("svg") }, "spotlights-areas")),
+    found.areas.length ? h("section", { class: "panel wide" }, h("h2", {}, `What each ${found.per} had added up to each step, through all layers`, by, takeAway("areas", "spotlights-areas")),
       h("div", { class: "key" }, found.groups.map((group, at) => h("span", {}, h("i", { style: { background: look(group, found.per).colour } }), `${look(group, found.per).name} ${signed(found.areas[at].at(-1))}`))),
       h("div", { id: "areas", class: "chart" })) : h("section", { class: "panel wide" }, h("p", { class: "quiet" }, found.note)),
     found.lost.length ? h("section", { class: "panel wide", id: "erased" }, h("h2", {}, "Who erased it?"), h("div", { class: "losses" }, found.lost.map(erased))) : null,
@@ -80,7 +72,7 @@ function became() {
   return [`The network first said “${name}” ${times[0].since ? `after step ${numbers(times[0].since)}` : "before training"}`, lost ? `, lost it ${lost === 1 ? "once" : `${lost} times`}` : "", last.said === wanted ? `, and for good since ${last.since ? `step ${numbers(last.since)}` : "the beginning"}.` : `, and ended with “${visible(last.name)}”.`, truth === null || truth === undefined ? "" : wanted === truth ? " That is the right answer." : ` The right answer is “${theAnswer().truth_name}”.`];
 }
 
-function draw() {
+export function drawHistory() {
   if (!found || !$("curve")) return;
   const points = found.at.map((step, at) => [step, found.curve[at]]);
   const [low, high] = [Math.min(0, ...found.curve), Math.max(0, ...found.curve)];
@@ -133,15 +125,13 @@ function moved() {
 async function examplesAround(step) {
   const half = Math.max(1, Math.round(found.steps / WINDOW));
   const [from, to] = [Math.max(0, Math.min(step, found.steps) - half), Math.min(found.steps, step + half)];
-  try {
+  const place = $("during");
+  await attempt(place, async () => {
     const rows = await ask("history", asked({ per: "", during: `${from}-${to}`, top: 8 }), "during");
-    if (!$("during")) return;
     const title = `steps ${numbers(from)} to ${numbers(to)}`;
-    fill($("during"), h("h2", {}, `Who taught and who erased, in ${title}`), h("div", { class: "sides" }, rowsOf("They added most", rows.top.filter((row) => row.value > 0), "for", { signed: true }, "history"), rowsOf("They took most", rows.bottom.filter((row) => row.value < 0), "against", { signed: true }, "history")));
+    fill(place, h("h2", {}, `Who taught and who erased, in ${title}`), h("div", { class: "sides" }, rowsOf("They added most", rows.top.filter((row) => row.value > 0), "for", { signed: true }, "history"), rowsOf("They took most", rows.bottom.filter((row) => row.value < 0), "against", { signed: true }, "history")));
     document.body.dataset.during = String(step);
-  } catch (error) {
-    if (!(error instanceof Replaced) && $("during")) fill($("during"), problem(error));
-  }
+  });
 }
 
 function play() {

@@ -4,29 +4,27 @@ import { controls, layer, measure, setUpAnswer, showGroup, showLayer, showMasked
 import { ask, given, offline } from "./api.js";
 import { decide, moveOn, setUpAudit, showAudit } from "./audit.js";
 import { markCurrent, random, setUpChoosing, step } from "./choose.js";
-import { setUpCompare, showCompare } from "./compare.js";
+import { drawCompare, showCompare } from "./compare.js";
 import { $, explain, fill, h, problem } from "./dom.js";
-import { setUpHistory, showHistory } from "./history.js";
-import { setUpMap, showMap } from "./map.js";
-import { setUpMasking, showComparison, showMaskControls, sliding } from "./mask.js";
-import { change, follow, onChange, readAddress, state } from "./state.js";
-import { download } from "./svg.js";
+import { drawHistory, showHistory } from "./history.js";
+import { drawMap, showMap } from "./map.js";
+import { showComparison, showMaskControls, sliding } from "./mask.js";
+import { begin, change, follow, onChange, readAddress, run, state } from "./state.js";
+import { download, responsive } from "./svg.js";
 import { setUpTour } from "./tour.js";
 
-let run;
-
-/** The views: name, title, what it shows, the function that draws it. The first one is the answer itself. */
+/** The views: name, title, what it shows, the functions that show it and draw it again. The first one is the answer itself. */
 const VIEWS = [
   ["", "Answer", "What the answer is made of"],
-  ["history", "History", "How the answer came about in training", showHistory],
-  ["map", "Map", "Every training example as a point, lit by the input", showMap],
+  ["history", "History", "How the answer came about in training", showHistory, drawHistory],
+  ["map", "Map", "Every training example as a point, lit by the input", showMap, drawMap],
   ["audit", "Audit", "Training examples whose labels may be wrong", showAudit],
-  ["compare", "Compare", "The same input in another memory", showCompare],
+  ["compare", "Compare", "The same input in another memory", showCompare, drawCompare],
 ];
 
 async function start() {
   try {
-    run = await ask("run");
+    begin(await ask("run"));
   } catch (error) {
     return fill($("look"), problem(error, () => location.reload()));
   }
@@ -38,26 +36,18 @@ async function start() {
     return follow_recording();
   }
   views();
-  setUpAnswer(run);
-  setUpAudit(run);
-  setUpMasking(run);
-  setUpHistory(run);
-  setUpMap(run);
-  setUpCompare(run);
+  setUpAnswer();
+  setUpAudit();
+  showMaskControls();
+  responsive($("view"), () => VIEWS.find(([view]) => view === state.view)?.[4]?.());
   onChange(changed);
   follow();
   if (given && !location.hash) Object.assign(state, given.state);
-  if (offline) begin_saved();
-  else setUpChoosing(run);
+  $("choose").hidden = Boolean(offline); // a saved page has no other input to choose
+  if (!offline) setUpChoosing();
   if (state.q) changed(["q"]);
-  setUpTour(run);
+  setUpTour();
   follow_recording();
-}
-
-/** A saved page begins with what was saved, and has no other input to choose. */
-function begin_saved() {
-  $("choose").hidden = true;
-  document.body.classList.add("saved");
 }
 
 function views() {

@@ -1,13 +1,12 @@
 // The map: one point for each training example, where a layer puts it. The input is the lamp: brightness by size, colour by sign.
 
-import { column, controls, layer, look, measure, peek, rowsOf, targetName, theAnswer } from "./answer.js";
+import { column, controls, layer, measure, peek, rowsOf, targetName, theAnswer } from "./answer.js";
 import { ask, Replaced } from "./api.js";
 import { $, choose, fill, h, percent, problem, shown, signed, waits } from "./dom.js";
-import { change, looking, maskParts, maskText, state } from "./state.js";
-import { colour, responsive, takeAway } from "./svg.js";
+import { change, looking, maskParts, maskText, run, state } from "./state.js";
+import { colour, takeAway } from "./svg.js";
 
 const [MOVING, MOST_MASKED, NEAR, GLOWING, MOST_NAMES] = [700, 400, 12, 300, 30];
-let run;
 let map = null;
 let lamp = null;
 let canvas = null;
@@ -16,11 +15,6 @@ let chosen = null;
 let drawn = 0;
 let picture = null;
 const points = h("canvas");
-
-export function setUpMap(about) {
-  run = about;
-  responsive($("view"), () => map && state.view === "map" && resize());
-}
 
 const bytes = (text, Kind) => new Kind(Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer);
 const by = () => (state.paint === "group" && map?.groups.length ? "group" : "value");
@@ -44,7 +38,7 @@ export async function showMap(keys) {
     if (before && (before.layer !== map.layer || before.projection !== map.projection) && before.count === map.count) await move(before);
     if (!looking("map")) return;
     chosen = null;
-    resize();
+    drawMap();
     showChosen();
   } catch (error) {
     if (error instanceof Replaced || !looking("map")) return;
@@ -69,7 +63,7 @@ function tell() {
   const paint = map.groups.length ? choose("colour by", "paint", state.paint || "value", [["value", measure().signed ? "for and against" : measure().title], ["group", map.per]], (value) => change({ paint: value })) : null;
   const placed = run.saved ? null : choose("placed by", "projection", map.projection, [["pca", "two directions", "The two directions in which the keys differ most (PCA)"], ["umap", "neighbours", "Examples with similar keys lie together (UMAP)"]], (value) => change({ projection: value === "pca" ? "" : value }));
   const about = measure().signed ? `${measure().estimate ? "its influence on" : "what each adds to"} ${targetName(lamp.target, lamp.versus)}` : measure().title;
-  fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, placed, takeAway($("map-place"), "spotlights-map"));
+  fill($("map-title"), `${map.count.toLocaleString("en")} training examples, lit by ${about}`, paint, placed, takeAway("map-place", "spotlights-map"));
   fill($("map-note"), map.explained === null ? `Each point is a training example. UMAP puts those together whose inputs of ${map.layer} are similar; distances between far points mean nothing. The ring is the input, between the examples nearest to it` : `Each point is a training example, placed by the two directions in which the inputs of ${map.layer} differ most (${percent(map.explained)} of their variance). The ring is the input`, "; the brighter a point, the more it matters", measure().signed ? [": ", h("span", { class: "key" }, h("span", {}, h("i", { style: { background: colour("lit-for") } }), "for"), h("span", {}, h("i", { style: { background: colour("lit-against") } }), "against"))] : ".", run.saved ? "" : " Draw a line around some, or press ↑ and ↓ for a ring around the input: they are added up below.",
     by() === "group" ? h("span", { class: "key" }, (run.groups[map.per] ?? []).map(({ name, colour: each }) => h("span", {}, h("i", { style: { background: each } }), name))) : null);
   canvas.setAttribute("aria-label", `Map of ${map.count} training examples in ${map.layer}; the brightest are listed below`);
@@ -79,8 +73,8 @@ function tell() {
 
 const rgb = (css) => { const context = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true }); context.fillStyle = css; context.fillRect(0, 0, 1, 1); return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); };
 
-function resize() {
-  const wide = $("map-place").clientWidth;
+export function drawMap() {
+  const wide = map && $("map-place").clientWidth;
   if (!wide) return;
   const ratio = Math.min(2, devicePixelRatio || 1);
   canvas.width = Math.round(wide * ratio);

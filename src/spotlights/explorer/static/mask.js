@@ -2,20 +2,14 @@
 
 import { ask, latest, Replaced } from "./api.js";
 import { maskedLayers, theAnswer } from "./answer.js";
-import { $, datum, explain, fill, h, percent, problem, shown, signed, visible, waits } from "./dom.js";
+import { $, attempt, datum, explain, fill, h, percent, shown, signed, visible, waits } from "./dom.js";
 import { formatSelections } from "./selections.js";
-import { ask_about, change, isMasked, maskParts, maskText, otherSelections, state, toggleMasked } from "./state.js";
+import { ask_about, change, ink, isMasked, maskParts, maskText, otherSelections, run, state, toggleMasked } from "./state.js";
 
 const [MOST_OUTPUTS, FEW, MOST_CHIPS] = [12, 12, 40];
 export const NOT_RETRAINING = "A mask is not retraining. It takes away exactly what these training examples added to the weights; all other updates stay as they were, though without these they would have gone another way. What training again would do is estimated by the measure “influence”.";
 const HIDDEN = "Hidden layers add up large numbers that cancel. Without some of them the rest is no network that ever was, and its answer says little. What training without these would do is estimated by “influence”.";
-let run;
 let without = null;
-
-export function setUpMasking(about) {
-  run = about;
-  showMaskControls();
-}
 
 // -- the choice -------------------------------------------------------------------------------
 
@@ -148,15 +142,13 @@ export function showOutputs(answer) {
 async function accuracy() {
   const place = $("accuracy");
   fill(place, h("span", { class: "quiet" }, "Asking all test inputs …"));
-  try {
+  await attempt(place, async () => {
     const found = await ask("accuracy", { mask: state.mask, in: state.in }, "accuracy", waits(place, "Still preparing."));
     const worst = Object.entries(found.with.by_label).map(([label, share]) => [label, found.without.by_label[label] - share]).sort((a, b) => a[1] - b[1])[0];
     fill(place, `Right answers on all ${run.inputs.toLocaleString("en")} test inputs: `, h("b", {}, percent(found.with.all)), " → ", h("b", {}, percent(found.without.all)),
       worst[1] < -0.005 ? h("span", { class: "quiet" }, `; class ${run.classes[worst[0]] ?? worst[0]} loses most (${(100 * worst[1]).toFixed(0)} points)`) : "",
       touched("These get worse", found.worse, "against"), touched("These get better", found.better, "for"));
-  } catch (error) {
-    if (!(error instanceof Replaced)) fill(place, problem(error, accuracy));
-  }
+  }, accuracy);
 }
 
 /** The test inputs that a mask changes most; a click makes one the query. */
@@ -164,6 +156,6 @@ export function touched(title, inputs, tone) {
   if (!inputs.length) return null;
   const name = (number) => run.classes[number] ?? number;
   const one = (input) => h("button", { class: "thumb", title: `input ${input.id}, which is ${name(input.label)}: the network finds that ${percent(input.right)} likely, without these ${percent(input.right_now)}`, onclick: () => ask_about(`test:${input.id}`, { view: "" }) },
-    datum(input.shown, { ink: Boolean(run.drawing), name: `input ${input.id}` }), h("span", { class: "tag" }, input.said === input.now ? `still ${name(input.now)}` : `${name(input.said)}, now ${name(input.now)}`));
+    datum(input.shown, { ink: ink(), name: `input ${input.id}` }), h("span", { class: "tag" }, input.said === input.now ? `still ${name(input.now)}` : `${name(input.said)}, now ${name(input.now)}`));
   return h("div", { class: "touched" }, h("h3", { class: tone }, title), h("div", { class: inputs[0].shown.kind === "image" ? "grid named" : "grid rows" }, inputs.map(one)));
 }

@@ -3,6 +3,13 @@
 import { offline } from "./api.js";
 import { formatSelections, parseSelections, spell } from "./selections.js";
 
+/** The memory, as the server describes it; it is there before anything is drawn. */
+export let run;
+export const begin = (about) => { run = about; };
+
+/** Whether images are ink: 0 is background, so they are shown dark on white. */
+export const ink = () => Boolean(run.drawing);
+
 const KEYS = ["q", "at", "view", "layer", "measure", "target", "by", "per", "open", "where", "mask", "in", "step", "suspect", "paint", "projection"];
 
 export const state = Object.fromEntries(KEYS.map((key) => [key, ""]));

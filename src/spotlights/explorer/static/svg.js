@@ -1,6 +1,6 @@
 // Charts are SVG drawn here, with colours of the page's scheme written into them: a saved chart looks as on the page.
 
-import { h } from "./dom.js";
+import { $, h, present } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 
@@ -15,7 +15,7 @@ export function s(tag, properties = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value);
   }
-  element.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...present(children));
   return element;
 }
 
@@ -99,10 +99,10 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** The buttons that take the chart of a place away. */
-export function takeAway(place, name) {
+/** The buttons that take the chart of a place away, by the place's id. */
+export function takeAway(id, name) {
   const save = (kind) => async () => {
-    const chart = place.querySelector("svg, canvas");
+    const chart = $(id).querySelector("svg, canvas");
     if (!chart) return;
     const svg = chart.tagName === "CANVAS" ? pictured(chart) : chart;
     const markup = await standalone(svg);

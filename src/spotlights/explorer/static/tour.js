@@ -1,6 +1,7 @@
 // A tour of three steps, for whoever opens the page for the first time.
 
 import { $, fill, h } from "./dom.js";
+import { run } from "./state.js";
 
 const STEPS = [
   ["sum", "An answer is a sum", "The waterfall begins with what the untrained network would say, adds what each group of training examples added, and ends at the network's logit. Teal speaks for the answer, orange against it."],
@@ -9,7 +10,7 @@ const STEPS = [
 ];
 const SEEN = "spotlights-toured";
 
-export function setUpTour(run) {
+export function setUpTour() {
   let toured = true;
   try { toured = Boolean(localStorage.getItem(SEEN)) || navigator.webdriver; } catch { /* a browser that keeps nothing: no tour */ }
   if (!toured && run.slots && !run.no_masks) tour(0);
