@@ -26,7 +26,7 @@ from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
 from spotlights.memory.slots import GradientBlock, Rows, plain
 from spotlights.recording.probe import Probe, ShardProbe
 from spotlights.recording.settings import RecordingSettings
-from spotlights.recording.shards import ParameterShard, local, local_version, shards_of, without_numbers
+from spotlights.recording.shards import local, local_version, shards_of, without_numbers
 from spotlights.sparse_rows import SparseRows
 from spotlights.torch_internals import version
 
