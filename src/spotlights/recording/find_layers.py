@@ -81,6 +81,7 @@ def find_layers(
         raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     layers: dict[str, RecordedLayer] = {}
     hooks: dict[nn.Module, ModuleHooks] = {}
+    axes = _axes_of_modules(model)
     for weight in weights:
         if patterns is not None and not _matches(patterns, weight.names):
             continue
@@ -89,8 +90,8 @@ def find_layers(
         layer = RecordedLayer(users, transposed, trained, settings, pool)
         layers[layer.name] = layer
         for user in (*users, *transposed):
-            of_module = hooks.setdefault(user.module, ModuleHooks(user.module, user.adapter))
-            of_module.maps[user.map_name] = RecordedMap(layer, user.path, transposed=user in transposed)
+            own = ModuleHooks(user.module, user.adapter, axes.get(user.module), in_eval=settings.observed > 0)
+            hooks.setdefault(user.module, own).maps[user.map_name] = RecordedMap(layer, user.path, user in transposed)
     if patterns is None:
         covered = {id(p) for layer in layers.values() for p in layer.parameters.values()}
         limit = gradient_limit(layer.entry() for layer in layers.values())
@@ -109,6 +110,22 @@ def gradient_limit(entries: Iterable[LayerEntry]) -> int:
     """How many numbers a parameter may have that is recorded by its gradient, unless `layers=` names it."""
     known = [entry for entry in entries if entry.kind != ParameterAdapter.kind]
     return max(_MOST_NUMBERS, _MOST_ROWS * sum(entry.in_features + entry.out_features for entry in known))
+
+
+def _axes_of_modules(model: nn.Module) -> dict[nn.Module, tuple[int, ...]]:
+    """Which axes of rows may count the examples (see `Call`), where the modules around a layer tell.
+
+    A linear layer, an embedding or a layer norm works on any axis. Inside torch's transformer layers, `batch_first`
+    decides. If all recurrent and attention modules of a network are batch first, the layers between them are too.
+    """
+    with_sequences = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+    axes: dict[nn.Module, tuple[int, ...]] = {}
+    if with_sequences and all(module.batch_first for module in with_sequences):
+        axes = dict.fromkeys(model.modules(), (0, 1))
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            axes |= dict.fromkeys(layer.modules(), (0, 1) if layer.self_attn.batch_first else (1, 0))
+    return axes
 
 
 def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int]) -> Iterator[WeightUser]:

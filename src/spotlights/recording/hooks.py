@@ -47,15 +47,6 @@ class RecordedMap(NamedTuple):
     """The module uses the transposed weight of the layer, so keys and errors swap roles."""
 
 
-class MapInCall(NamedTuple):
-    """A recorded map in one call of its module."""
-
-    name: str
-    layer: RecordedLayer
-    transposed: bool
-    columns: Mapping[str, np.ndarray]
-
-
 @dataclass(eq=False)
 class ModuleCall:
     """A call of a module, held by the hooks on the tensors that it returned."""
@@ -64,7 +55,8 @@ class ModuleCall:
     """None once a pass has freed the graph. A user who keeps the loss would keep the call otherwise."""
     outputs: int
     """How many tensors the module returned."""
-    maps: list[MapInCall]
+    maps: list[tuple[str, RecordedMap, Mapping[str, np.ndarray]]]
+    """The recorded maps by name, with the columns of their rows in this call."""
     number: int
     """Calls are numbered in the order of the forward passes."""
 
@@ -75,11 +67,11 @@ class ModuleHooks:
 
     module: nn.Module
     adapter: ModuleAdapter
-    maps: dict[str, RecordedMap] = field(default_factory=dict)
-    axes: tuple[int, ...] | None = None
+    axes: tuple[int, ...] | None
     """Which axes of rows may count the examples (see `Call`), where the surrounding network determines it."""
-    in_eval: bool = False
+    in_eval: bool
     """Whether calls in eval mode are recorded too."""
+    maps: dict[str, RecordedMap] = field(default_factory=dict)
 
     @property
     def _is_on(self) -> bool:
@@ -111,14 +103,14 @@ class ModuleHooks:
             axes = self.axes if call.axes is None else call.axes
             maps = []
             for name in names:
-                layer, _, transposed = self.maps[name]
-                rows = batch.rows(leads[name], layer.name, shared=call.shared, axes=axes)
+                own = self.maps[name]
+                rows = batch.rows(leads[name], own.layer.name, shared=call.shared, axes=axes)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if places is not None:
                     rows = {column: values[places] for column, values in rows.items()}
-                maps.append(MapInCall(name, layer, transposed, rows))
-            passes.watch(ModuleCall(call, len(outputs), maps, passes.next_call()), outputs)
+                maps.append((name, own, rows))
+            passes.watch(call, maps, outputs)
 
         adapter = self.adapter
         if isinstance(adapter, WatchingAdapter):
@@ -289,7 +281,7 @@ class BackwardPass:
             call, gradients = self._waiting.pop(module_call)
             keys = call.keys()
             errors = call.errors(gradients) if self._keeps_errors else {}
-            for name, layer, transposed, columns in module_call.maps:
+            for name, (layer, _, transposed), columns in module_call.maps:
                 error = errors.get(name)
                 rows = layer.encode(keys[name], error, columns, may_repeat=call.may_repeat, transposed=transposed)
                 self._rows.setdefault(layer, []).append(rows)
@@ -298,13 +290,11 @@ class BackwardPass:
         self.copy(ended=True)
         trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
         for module_call in self._reached:
-            for of_map in module_call.maps:
-                if of_map.layer in trained:
-                    of_map.layer.called = max(of_map.layer.called, module_call.number)
-        if not torch_internals.graph_is_kept():
-            for module_call in self._reached:
-                if not trained.isdisjoint([of_map.layer for of_map in module_call.maps]):
-                    module_call.call, module_call.maps = None, []
+            layers = [own.layer for _, own, _ in module_call.maps if own.layer in trained]
+            for layer in layers:
+                layer.called = max(layer.called, module_call.number)
+            if layers and not torch_internals.graph_is_kept():
+                module_call.call, module_call.maps = None, []
 
 
 class BackwardPasses:
@@ -330,16 +320,13 @@ class BackwardPasses:
         self._note_hook, self._end_hook = Untraced(guard(self._note)), Untraced(guard(self._end))
         self._last_hook = Untraced(guard(partial(self._end, again=False)))
 
-    def watch(self, call: ModuleCall, outputs: Sequence[Tensor]) -> None:
+    def watch(self, described: Call, maps: list[Any], outputs: Sequence[Tensor]) -> None:
         """Notes the gradients of what a module returned, in every backward pass that reaches them."""
+        self._calls += 1
+        call = ModuleCall(described, len(outputs), maps, self._calls)
         for index, tensor in enumerate(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._note_hook, call, index))
-
-    def next_call(self) -> int:
-        """Numbers the calls of layers, in the order of the forward passes."""
-        self._calls += 1
-        return self._calls
 
     def clear(self) -> None:
         """Forgets passes that never ended."""
