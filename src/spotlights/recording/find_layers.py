@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from spotlights.errors import SettingError, UnknownNameError, warn
-from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for, adapter_named
+from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for
 from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
@@ -74,11 +74,6 @@ def find_layers(
     patterns = settings.patterns
     weights = _find_weights(model, settings)
     known = {id(part.parameter) for w in weights for u in w.users for part in u.linear.parameters.values()}
-    others = list(_unknown_parameters(model, known, trained))
-    names = [*(name for weight in weights for name in weight.names), *(user.name for user in others)]
-    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
-    if unknown or (patterns is not None and not patterns):
-        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     layers: dict[str, RecordedLayer] = {}
     hooks: dict[nn.Module, ModuleHooks] = {}
     axes = _axes_of_modules(model)
@@ -92,13 +87,16 @@ def find_layers(
         for user in (*users, *transposed):
             own = ModuleHooks(user.module, user.adapter, axes.get(user.module), in_eval=settings.observed > 0)
             hooks.setdefault(user.module, own).maps[user.map_name] = RecordedMap(layer, user.path, user in transposed)
-    if patterns is None:
-        covered = {id(p) for layer in layers.values() for p in layer.parameters.values()}
-        limit = gradient_limit(layer.entry() for layer in layers.values())
-        others = [user for user in _unknown_parameters(model, covered, trained) if user.numbers <= limit]
+    covered = {id(p) for layer in layers.values() for p in layer.parameters.values()} if patterns is None else known
+    others = list(_unknown_parameters(model, covered, trained))
+    names = [*(name for weight in weights for name in weight.names), *(user.name for user in others)]
+    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
+    if unknown or (patterns is not None and not patterns):
+        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     if settings.keeps_errors:  # first, so that the last layer of a memory is one that computes something
-        named = [user for user in others if patterns is None or _matches(patterns, [user.name])]
-        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in named} | layers
+        limit = gradient_limit(layer.entry() for layer in layers.values())
+        wanted = [u for u in others if (u.numbers <= limit if patterns is None else _matches(patterns, [u.name]))]
+        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in wanted} | layers
     return layers, list(hooks.values())
 
 
@@ -130,8 +128,7 @@ def _axes_of_modules(model: nn.Module) -> dict[nn.Module, tuple[int, ...]]:
 
 def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int]) -> Iterator[WeightUser]:
     """Parameters that the optimizer trains, and that no recorded layer has."""
-    adapter, seen = adapter_named(ParameterAdapter.kind), set(covered)
-    assert adapter is not None
+    adapter, seen = ParameterAdapter(), set(covered)
     for path, module in model.named_modules():
         refused = any(other.refuses(module) for other in ADAPTERS)
         for name, linear in adapter.maps(module).items():

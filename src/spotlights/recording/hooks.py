@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -193,9 +192,7 @@ class Guard:
 
     def __init__(self, stop: Callable[[Exception], None], tell_forked: Callable[[], None]) -> None:
         self._stop, self._tell_forked = stop, tell_forked
-        self.forked = False
-        """Whether this process was forked from the one that records, which alone has the writer's thread."""
-        _guards.add(self)
+        self._process = os.getpid()
         self.stopped = False
         """Whether recording has stopped. Hooks do nothing then."""
         self.called = False
@@ -203,9 +200,7 @@ class Guard:
 
     def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
-            if self.forked:
-                self._tell_forked()
-            if self.stopped:
+            if self.stopped or self.forked():
                 return None
             try:
                 return hook(*args)
@@ -217,6 +212,13 @@ class Guard:
 
         return guarded
 
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that records, which alone has the writer's thread; says so."""
+        if os.getpid() == self._process:
+            return False
+        self._tell_forked()
+        return True
+
     def watch_calls(self, model: nn.Module) -> Any:
         """Sets `called` when the model is called, with recorded layers or without; returns a handle."""
 
@@ -224,18 +226,6 @@ class Guard:
             self.called = True
 
         return model.register_forward_pre_hook(_ModelHook(note))
-
-
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-
-
-def _stop_in_fork() -> None:
-    for guard in list(_guards):
-        guard.stopped = guard.forked = True
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_stop_in_fork)
 
 
 class _ModelHook(Untraced):

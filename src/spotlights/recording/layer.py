@@ -30,8 +30,6 @@ from spotlights.recording.shards import local, local_version, shards_of, without
 from spotlights.sparse_rows import SparseRows
 from spotlights.torch_internals import version
 
-_COMPARED = 8
-"""Before a step, every eighth of the probed entries is compared with its value after the last step."""
 _NUMPY = (torch.float32, torch.float64, torch.float16)
 
 
@@ -117,7 +115,7 @@ class RecordedLayer:
         self.trained_by_pass = False
         """Under `fully_shard`: whether the running pass has added to the whole weight's gradient."""
         self._probe = ShardProbe(self.shards) if self.is_sharded else Probe(self._map)
-        self._scales: dict[str, tuple[Tensor, float]] = {}
+        self._scales: dict[str, float] = {}
         """The last scales of keys and errors."""
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
@@ -223,10 +221,9 @@ class RecordedLayer:
             if self._tokens:
                 return rows.reshape(-1, rows.width).cpu().to(self._storage.compute_dtype), None
             rows = rows.dense()
-        last, like = self._scales.get(what, (None, None))
-        stored, scale = self._encoding.encode(rows, self._pool, (self.name, what), like=like)
-        if scale is not None and scale is not last and len(scale):
-            self._scales[what] = scale, float(scale[0])
+        stored, scale = self._encoding.encode(rows, self._pool, (self.name, what), like=self._scales.get(what))
+        if scale is not None and len(scale):
+            self._scales[what] = float(scale[0])
         return stored, scale
 
     def forget(self) -> None:
@@ -305,9 +302,8 @@ class RecordedLayer:
     def moved(self) -> bool:
         """Whether anything but the optimizer changed the parameters since the last step."""
         written = self._versions != self._parameter_versions()
-        # Changes through `.data` leave the version as it is. Reading an entry is a cache miss, so only some are read.
-        every = 1 if written else _COMPARED
-        entries = [(n, then[::every], self._entries[n].now(every)) for n, then in self._entries_after_step.items()]
+        # Changes through `.data` leave the version as it is.
+        entries = [(name, then, self._entries[name].now()) for name, then in self._entries_after_step.items()]
         changed = [(name, then, now) for name, then, now in entries if then.tobytes() != now.tobytes()]
         if not changed:
             return written
@@ -360,19 +356,18 @@ class _ProbedEntries:
         self._view: np.ndarray | None = None
         self._pointer = 0
 
-    def now(self, every: int = 1) -> Shaped[np.ndarray, "sample"]:
-        """The entries, or every n-th of them. Those that other processes write are 0, so that all processes' add up."""
+    def now(self) -> Shaped[np.ndarray, "sample"]:
+        """The entries. Those that other processes write are 0, so that all processes' add up."""
         held = local(self._parameter)
         if held.data_ptr() != self._pointer:
             # Reading a view takes a microsecond. A parameter whose `.data` was replaced gets a new view.
             self._pointer, self._view = held.data_ptr(), self._new_view()
-        index = self._index if every == 1 or self._own is not None else tuple(i[::every] for i in self._index)
-        entries = plain(self._kept()[index]).numpy() if self._view is None else self._view[index]
+        entries = plain(self._kept()[self._index]).numpy() if self._view is None else self._view[self._index]
         if self._own is None:
             return entries
         whole = np.zeros(len(self._own), entries.dtype)
         whole[self._own] = entries
-        return whole[::every]
+        return whole
 
     def _kept(self) -> Shaped[Tensor, "..."]:
         return self._layer.as_kept(self._name, self._parameter.detach())

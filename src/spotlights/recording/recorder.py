@@ -40,8 +40,7 @@ from spotlights.recording.recipe import RecipeNotes
 from spotlights.recording.reports import Reports
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import check_sharded
-from spotlights.recording.start import Checkpoints, Processes, Start
-from spotlights.recording.statistics import RunningStatistics
+from spotlights.recording.start import Checkpoints, Processes, RunningStatistics, Start
 from spotlights.torch_internals import Untraced, compiled_graphs, running_steps
 
 
@@ -200,8 +199,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         self._guard(self._close_step)()
         self._guard(self._look_again)()
@@ -232,8 +230,7 @@ class Recorder:
             layer: the layer, or a pattern of names (`"experts.*"`), that these columns are for.
             columns: by name.
         """
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         if self._writer is None and not self._reports.stopped:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
@@ -270,8 +267,7 @@ class Recorder:
 
         A folded memory writes all of its sums at each flush, and can be resumed from such steps only.
         """
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         self._guard(self._close_step)()
         if self._writer is not None:

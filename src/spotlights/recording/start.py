@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
@@ -26,7 +27,7 @@ from spotlights.layers.adapter import wrappers
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.files import FileTensors, writable
 from spotlights.memory.folded_writer import FoldedWriter
-from spotlights.memory.format.names import MANIFEST, PROBED, log_tensor, probed_entries, state_tensor
+from spotlights.memory.format.names import MANIFEST, PROBED, STATISTICS, log_tensor, probed_entries, state_tensor
 from spotlights.memory.reader import MemoryReader, rank_store
 from spotlights.memory.slots import plain
 from spotlights.memory.store import Store
@@ -37,7 +38,6 @@ from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import is_distributed
-from spotlights.recording.statistics import RunningStatistics
 
 T = TypeVar("T")
 Samples = Mapping[tuple[str, str], Tensor]
@@ -168,6 +168,26 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+class RunningStatistics:
+    """The running means and variances of batch and instance norms, on which the network's answers depend."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners = [
+            (f"{path}.{name}" if path else name, module, name)
+            for path, module in model.named_modules()
+            for name in ("running_mean", "running_var")
+            if isinstance(getattr(module, name, None), Tensor)
+        ]
+
+    def initial(self) -> dict[str, Tensor]:
+        """As they are when recording starts, under their names in the file of initial weights."""
+        return {STATISTICS + name: getattr(module, own).detach().clone() for name, module, own in self._owners}
+
+    def now(self) -> dict[str, np.ndarray]:
+        """As they are after a step, for the step log."""
+        return {name: plain(getattr(module, own)).numpy().copy() for name, module, own in self._owners}
 
 
 @dataclass(frozen=True)
