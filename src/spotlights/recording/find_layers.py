@@ -8,7 +8,7 @@ transposed. In the slots of the other kind, keys and errors swap roles.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -70,7 +70,7 @@ def find_layers(
     model: nn.Module, optimizer: Optimizers, settings: RecordingSettings, *, pool: BufferPool
 ) -> tuple[dict[str, RecordedLayer], list[ModuleHooks]]:
     """The layers to record by name, and the hooks that record them."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = optimizer.parameters.keys()
     patterns = settings.patterns
     weights = _find_weights(model, settings)
     known = {id(part.parameter) for w in weights for u in w.users for part in u.linear.parameters.values()}
@@ -126,7 +126,7 @@ def _axes_of_modules(model: nn.Module) -> dict[nn.Module, tuple[int, ...]]:
     return axes
 
 
-def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int]) -> Iterator[WeightUser]:
+def _unknown_parameters(model: nn.Module, covered: set[int], trained: Collection[int]) -> Iterator[WeightUser]:
     """Parameters that the optimizer trains, and that no recorded layer has."""
     adapter, seen = ParameterAdapter(), set(covered)
     for path, module in model.named_modules():
@@ -175,7 +175,7 @@ class Coverage:
         layers: Mapping[str, RecordedLayer],
         settings: RecordingSettings,
     ) -> Coverage:
-        trained = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        trained = optimizer.parameters
         layer_of = {id(p): name for name, layer in layers.items() for p in layer.parameters.values()}
         limit = gradient_limit(layer.entry() for layer in layers.values())
         owners = {id(p): module for module in model.modules() for p in own_parameters(module).values()}

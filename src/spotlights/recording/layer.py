@@ -11,7 +11,7 @@ entries of each parameter. The comparison is `memory.slots.compare`, in the writ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,7 +63,7 @@ class RecordedLayer:
         self,
         users: Sequence[WeightUser],
         transposed_users: Sequence[WeightUser],
-        trained: set[int],
+        trained: Collection[int],
         settings: RecordingSettings,
         pool: BufferPool,
     ) -> None:

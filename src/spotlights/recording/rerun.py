@@ -223,7 +223,7 @@ class Rerun:
 
     def take(self, step: int, recorder: Recorder | None = None) -> None:
         """Computes one step again."""
-        if step != self.step and step in self._source.checkpoints:
+        if step != self.step:
             self.compare(step)
         recipe = self._gradients(step, recorder=recorder)
         with self._source.readable(step):
