@@ -252,19 +252,23 @@ class BackwardPass:
         """With the gradients of the tensors that the module returned; None where the pass has not reached one."""
         self._reached: list[ModuleCall] = []
         self._rows: dict[RecordedLayer, list[Rows]] = {}
+        self._held_bytes = 0
 
-    def note(self, module_call: ModuleCall, call: Call, output: int, gradient: Tensor) -> int:
-        """Notes the gradient of one output; returns how many bytes are held for it."""
-        nbytes = gradient.nbytes
+    def note(self, module_call: ModuleCall, call: Call, output: int, gradient: Tensor) -> None:
+        """Notes the gradient of one output."""
+        self._held_bytes += gradient.nbytes
         waiting = self._waiting.get(module_call)
         if waiting is None:
             waiting = self._waiting[module_call] = call, [None] * module_call.outputs
             self._reached.append(module_call)
-            nbytes += call.nbytes
+            self._held_bytes += call.nbytes
         waiting[1][output] = gradient
-        return nbytes
+        if self._held_bytes > _MAX_BYTES:
+            self._held_bytes = 0
+            with torch.no_grad():
+                self._copy(ended=False)
 
-    def copy(self, *, ended: bool) -> None:
+    def _copy(self, *, ended: bool) -> None:
         """Copies the slots of noted calls; before the pass ends, only those of calls with a gradient at each output."""
         due = [noted for noted, (_, gradients) in self._waiting.items() if ended or None not in gradients]
         for module_call in due:  # one by one: each frees what it held
@@ -277,7 +281,7 @@ class BackwardPass:
                 self._rows.setdefault(layer, []).append(rows)
 
     def end(self) -> None:
-        self.copy(ended=True)
+        self._copy(ended=True)
         trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
         for module_call in self._reached:
             layers = [own.layer for _, own, _ in module_call.maps if own.layer in trained]
@@ -306,7 +310,7 @@ class BackwardPasses:
         self._begins = begins
         self._keeps_errors = keeps_errors
         self._running: dict[int, BackwardPass] = {}
-        self._held_bytes = self._calls = 0
+        self._calls = 0
         self._note_hook, self._end_hook = Untraced(guard(self._note)), Untraced(guard(self._end))
         self._last_hook = Untraced(guard(partial(self._end, again=False)))
 
@@ -321,7 +325,6 @@ class BackwardPasses:
     def clear(self) -> None:
         """Forgets passes that never ended."""
         self._running.clear()
-        self._held_bytes = 0
 
     def _note(self, module_call: ModuleCall, output: int, gradient: Tensor | None) -> None:
         call = module_call.call
@@ -333,11 +336,7 @@ class BackwardPasses:
             self._begins()
             running = self._running[number] = BackwardPass(self._layers, keeps_errors=self._keeps_errors)
             torch_internals.at_end_of_pass(partial(self._end_hook, number))
-        self._held_bytes += running.note(module_call, call, output, gradient)
-        if self._held_bytes > _MAX_BYTES:
-            self._held_bytes = 0
-            with torch.no_grad():
-                running.copy(ended=False)
+        running.note(module_call, call, output, gradient)
 
     def _end(self, number: int, *, again: bool = True) -> None:
         if again and any(layer.shards for layer in self._layers):
@@ -345,7 +344,6 @@ class BackwardPasses:
             torch_internals.at_end_of_pass(partial(self._last_hook, number))
             return
         running = self._running.pop(number, None)
-        self._held_bytes = 0
         if running is not None:
             with torch.no_grad():
                 running.end()
