@@ -680,7 +680,7 @@ def test_another_model_is_noticed(run: Run) -> None:
 
 
 def test_a_memory_without_running_statistics_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spotlights.recording.statistics import RunningStatistics
+    from spotlights.recording.start import RunningStatistics
 
     monkeypatch.setattr(RunningStatistics, "initial", lambda self: {})
     monkeypatch.setattr(RunningStatistics, "now", lambda self: {})

@@ -224,7 +224,7 @@ def test_a_run_in_several_processes_is_resumed_by_as_many(tmp_path):
     model.load_state_dict(resumed)
     memory = sl.open(tmp_path / "run.memory")
     assert memory.steps == STEPS
-    with pytest.raises(sl.ResumeError, match="2 processes; this run has 1"):
+    with pytest.raises(sl.ResumeError, match="ranks: 2; this recording has: 1"):
         run(model, [0], tmp_path / "run.memory", "sgd", resume=True)
     run(model, [0], tmp_path / "run.memory", "sgd", overwrite=True)
     assert not (tmp_path / "run.memory" / "rank1").exists()

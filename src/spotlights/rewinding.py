@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,11 +29,12 @@ from spotlights.optimizers.replayed import MakeOptimizer
 from spotlights.query.engine import Progress, View
 from spotlights.query.restore import Visits, put_back, start_before, visits_of
 from spotlights.recording.recompute import as_recorded
-from spotlights.recording.rerun import Rerun, Source
+from spotlights.recording.rerun import LeftOut, Rerun, Source
 from spotlights.results.tables import Printable, build
 from spotlights.selections import parse_selections
 
-Train = Callable[[float | None, Progress], None]
+Train = Callable[[float | None, Progress], str]
+"""Takes the later steps; returns the hash of the network after them."""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,12 +59,11 @@ class Rewound(Printable):
     """The SHA-256 of the network after these steps."""
 
     def __post_init__(self) -> None:
-        self._model: nn.Module | None = None
         self._train: Train | None = None
 
-    def trains_by(self, model: nn.Module, train: Train) -> None:
+    def trains_by(self, train: Train) -> None:
         """How `train` trains."""
-        self._model, self._train = model, train
+        self._train = train
 
     @property
     def to_train(self) -> int:
@@ -78,13 +79,12 @@ class Rewound(Printable):
             clip: the largest norm of the whole gradient, if the loop clipped it.
             progress: is told the share that is done.
         """
-        if self._train is None or self._model is None:
+        if self._train is None:
             raise UnsupportedError(
                 f"{self.memory} does not say how a loss is computed. Train on with your own loop, or record with "
                 'keep="recipe" and open with sl.open(path, model=model, recompute=loss).'
             )
-        self._train(clip, progress)
-        self.trained = hash_of(self._model)
+        self.trained = self._train(clip, progress)
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,20 +116,21 @@ def rewind(
     if "example" not in reader.manifest.columns:
         raise SettingError(f"{reader.address} does not say which examples a step saw. Record with recorder.batch(…).")
     selections = [meeting(reader, conditions) for conditions in parse_selections(without)]
-    recipe = reader.manifest.recipe is not None
-    make = None if optimizer is None else cast(MakeOptimizer, type(optimizer))
-    own = source or Source(reader, model, _no_loss, make)
-    seen, left_out = _announced(own, selections) if recipe else visits_of(view, selections)
+    recipe: Source | None = None
+    if reader.manifest.recipe is not None:
+        make = None if optimizer is None else cast(MakeOptimizer, type(optimizer))
+        recipe = source or Source(reader, model, _no_loss, make)
+    seen, left_out = visits_of(view, selections) if recipe is None else _announced(recipe, selections)
     if not left_out:
         raise SettingError(f'No step of {reader.address} saw "{without}". Such as: without="example=17,99".')
-    first = min(left_out)
-    run = None
-    if recipe:
-        run = Rerun(own, max(step for step in own.checkpoints if step <= first))
-        _hand_over(run, model, optimizer)
-    step = start_before(reader, first) if run is None else run.step
-    if run is None:
+    first, run = min(left_out), None
+    if recipe is None:
+        step = start_before(reader, first)
         put_back(reader, step, model, optimizer)
+    else:
+        run = Rerun(recipe, max(step for step in recipe.checkpoints if step <= first))
+        step = run.step
+        _hand_over(run, model, optimizer)
     names = _names(reader)
     batches = [sorted(map(names, seen.get(s, set()) - left_out.get(s, set()))) for s in range(step, reader.steps)]
     rewound = Rewound(
@@ -142,8 +143,15 @@ def rewind(
         hash_of(model),
         [hashlib.sha256(json.dumps(examples).encode()).hexdigest() for examples in batches],
     )
-    if run is not None and source is not None:
-        rewound.trains_by(model, _Again(source, run, first, selections, model, optimizer))
+
+    if source is not None and run is not None:
+
+        def train(clip: float | None, progress: Progress) -> str:
+            _train_again(source, run, first, partial(_chosen, selections), clip, progress)
+            _hand_over(run, model, optimizer)
+            return hash_of(model)
+
+        rewound.trains_by(train)
     return rewound
 
 
@@ -217,38 +225,28 @@ def _hand_over(run: Rerun, model: nn.Module, optimizer: torch.optim.Optimizer | 
         raise SettingError(f"The optimizer does not have the groups of the recorded one: {error}") from error
 
 
-@dataclass(eq=False)
-class _Again:
-    """The later steps of a recipe, without some examples."""
-
-    source: Source
-    run: Rerun
-    first: int
-    """Which step is the first that differs."""
-    selections: Sequence[Selection]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-
-    def __call__(self, clip: float | None, progress: Progress) -> None:
-        run, start, steps = self.run, self.run.step, self.source.reader.steps
-        moved = [step for step in range(self.first, steps) if self.source.moved_before(step)]
-        if moved:
-            raise UnsupportedError(
-                f"Before step {moved[0]} the loop itself changed weights, which a recipe cannot do again. Train on "
-                "with your own loop."
-            )
-        with as_recorded(run.threads):
-            for step in range(start, steps):
-                if step < self.first:
-                    run.take(step)
-                    continue
-                factor = run.other_factor(step, clip) if step == self.first else None
-                if factor is not None:
-                    raise UnsupportedError(
-                        f"At step {step} the loop multiplied the gradient by {factor:.3g}"
-                        + (", as clipping does" if clip is None else f", and clip={clip} does not")
-                        + ". Give clip= the largest norm that the loop allowed, or train on with your own loop."
-                    )
-                run.take_without(step, lambda batch, step: _chosen(self.selections, batch, step), clip)
-                progress((step + 1 - start) / (steps - start))
-        _hand_over(run, self.model, self.optimizer)
+def _train_again(
+    source: Source, run: Rerun, first: int, left_out: LeftOut, clip: float | None, progress: Progress
+) -> None:
+    """Takes the later steps of a recipe, without some examples; step `first` is the first that differs."""
+    start, steps = run.step, source.reader.steps
+    moved = [step for step in range(first, steps) if source.moved_before(step)]
+    if moved:
+        raise UnsupportedError(
+            f"Before step {moved[0]} the loop itself changed weights, which a recipe cannot do again. Train on "
+            "with your own loop."
+        )
+    with as_recorded(run.threads):
+        for step in range(start, steps):
+            if step < first:
+                run.take(step)
+                continue
+            factor = run.other_factor(step, clip) if step == first else None
+            if factor is not None:
+                raise UnsupportedError(
+                    f"At step {step} the loop multiplied the gradient by {factor:.3g}"
+                    + (", as clipping does" if clip is None else f", and clip={clip} does not")
+                    + ". Give clip= the largest norm that the loop allowed, or train on with your own loop."
+                )
+            run.take_without(step, left_out, clip)
+            progress((step + 1 - start) / (steps - start))

@@ -39,16 +39,15 @@ def rule_for(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
 
     A class that keeps the step of the class it is derived from keeps that one's rule.
     """
-    exact = next((rule for rule in RULES if rule.handles(optimizer)), None)
-    if exact is not None:
-        return exact
     cls = type(optimizer)
-    for parent in cls.__mro__[1:]:
+    for parent in cls.__mro__:
         rule = next((rule for rule in RULES if rule.optimizer is parent), None)
         if rule is not None:
             own = getattr(cls, "_init_group", None) is getattr(parent, "_init_group", None)
-            return rule if own and step_function(cls) is step_function(parent) else None
-    return None
+            if own and step_function(cls) is step_function(parent):
+                return rule
+            break
+    return next((rule for rule in RULES if rule.handles(optimizer)), None)
 
 
 def rule_named(name: str | None) -> UpdateRule | None:

@@ -28,9 +28,6 @@ class AdamRule(UpdateRule):
     def factors(self, step: Any, shape: tuple[int, ...]) -> dict[str, float]:
         return {"w_pm": -step.beta1, "w_pg": -(1.0 - step.beta1), "m_m": step.beta1, "m_g": 1.0 - step.beta1}
 
-    def is_decoupled(self, step: Any) -> bool:
-        return bool(step.decoupled)
-
     def unused(self, step: Any) -> set[str]:
         return set() if step.amsgrad else {"max_exp_avg_sq"}
 

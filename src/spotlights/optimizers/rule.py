@@ -61,7 +61,7 @@ class UpdateRule(ABC):
     reads: ClassVar[Mapping[str, Read]] = {}
     """Fields that are neither an option of the parameter group nor one of `_READS`."""
     decoupled: ClassVar[bool] = False
-    """Weight decay shrinks the weights directly and is not part of g."""
+    """Weight decay shrinks the weights directly and is not part of g, unless the log has a field that says so."""
     states: ClassVar[tuple[str, ...]]
     """The optimizer state that an optimizer may have when recording starts."""
     moment: ClassVar[str | None]
@@ -82,8 +82,8 @@ class UpdateRule(ABC):
         cls._active = cls.fields.index("active")
 
     def handles(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this rule describes the optimizer exactly."""
-        return type(optimizer) is self.optimizer
+        """Whether this rule describes an optimizer that torch does not have."""
+        return False
 
     def log(self, group: Mapping[str, Any], state: Mapping[str, Any], has_gradient: bool) -> list[float]:
         """The values of `fields` just before the optimizer steps."""
@@ -125,7 +125,7 @@ class UpdateRule(ABC):
         """The factors of P, M and g in `LinearStep`, if there was an M before the step."""
 
     def is_decoupled(self, step: Any) -> bool:
-        return self.decoupled
+        return bool(getattr(step, "decoupled", self.decoupled))
 
     def side(self, shape: tuple[int, ...]) -> Side:
         """How P acts on a gradient of this shape."""

@@ -11,7 +11,7 @@ order: how much that matters is checked by two more trainings, each without a ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -53,7 +53,9 @@ class _Step:
     weights: Named
     state: State
     gradients: Named
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]]
+    factors: dict[str, float]
+    """What each parameter's gradient was multiplied by, as clipping does, before the optimizer saw it."""
 
 
 def sweep_back(
@@ -114,6 +116,7 @@ def _steps(run: Rerun, steps: range) -> list[_Step]:
     def keep(*_: Any) -> None:
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         active = {n: p for n, p in named.items() if p.grad is not None and id(p) in groups}
+        options = {n: {k: v for k, v in groups[id(p)].items() if k != "params"} for n, p in active.items()}
         step = _Step(
             {n: p.detach().clone() for n, p in named.items()},
             {
@@ -121,9 +124,9 @@ def _steps(run: Rerun, steps: range) -> list[_Step]:
                 for n, p in active.items()
             },
             {n: p.grad.clone() for n, p in active.items() if p.grad is not None},
+            options,
+            dict(run.factors),
         )
-        for n, p in active.items():
-            step.options[n] = {k: v for k, v in groups[id(p)].items() if k != "params"}
         kept.append(step)
 
     hook = optimizer.register_step_pre_hook(keep)
@@ -153,7 +156,7 @@ class _Sweep:
         self.state: State = {n: {} for n in named}
         self.numbers = numbers.detach().double()
         self.factors: dict[int, dict[str, float]] = {}
-        """By step: what each parameter's gradient was multiplied by before the optimizer saw it."""
+        """Those of the steps."""
         self.started = self.size().clamp_min(torch.finfo(torch.float64).tiny)
 
     def size(self) -> Float[Tensor, "numbers"]:
@@ -169,7 +172,7 @@ class _Sweep:
                 parameters[name].copy_(weight)
         names = list(step.gradients)
         asked = [parameters[name] for name in names]
-        factors: list[float] | None = None
+        self.factors[number] = step.factors
         for batch in batches:
             ids = batch.columns["example"]
             losses = run.losses_of(number, batch, ids)
@@ -182,11 +185,8 @@ class _Sweep:
             gradients = torch.autograd.grad(
                 (shares * losses).sum(), asked, create_graph=True, allow_unused=True, materialize_grads=True
             )
-            if factors is None:
-                factors = _factors(gradients, [step.gradients[n] for n in names], alone=len(batches) == 1)
-            self.factors[number] = dict(zip(names, factors, strict=True))
             used = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
-            outward = [of_gradient[names[i]] * factors[i] for i in used]
+            outward = [of_gradient[names[i]] * step.factors[names[i]] for i in used]
             to_shares, *to_weights = torch.autograd.grad(
                 [gradients[i] for i in used],
                 [shares, *asked],
@@ -225,17 +225,6 @@ class _Sweep:
         self.weights[name] = to_weight
         self.state[name] = dict(zip(_PASSED_ON[optimizer], to_state, strict=True))
         return to_gradient
-
-
-def _factors(own: Sequence[Tensor], seen: Sequence[Tensor], *, alone: bool) -> list[float]:
-    """What gradients were multiplied by before the step (clipping); 1 where several batches share it."""
-    if not alone:
-        return [1.0] * len(own)
-    factors = []
-    for mine, theirs in zip(own, seen, strict=True):
-        size = float(mine.detach().double().square().sum())
-        factors.append(float((mine.detach().double() * theirs.double()).sum()) / size if size else 1.0)
-    return factors
 
 
 # -- the optimizers' updates, as functions --------------------------------------------------------

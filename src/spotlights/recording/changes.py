@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from spotlights.memory.format.names import MOVED
 from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
+from spotlights.recording.reports import some_of
 from spotlights.torch_internals import Untraced
 
 WEIGHTS, STATE, LEFT, ADDED, ELSEWHERE = MOVED
-_NAMES_SHOWN = 4
 
 
 class Changes:
@@ -105,10 +105,8 @@ class Changes:
         """Logs the first change of a kind as a warning, later ones as information."""
         level = logging.INFO if reason in self._logged else logging.WARNING
         self._logged.add(reason)
-        names = ", ".join(list(layers)[:_NAMES_SHOWN]) + (" …" if len(layers) > _NAMES_SHOWN else "")
-        logging.getLogger("spotlights").log(
-            level, "At step %d %s (%s). Slots do not explain that, and verify reports it.", step, what, names
-        )
+        text = "At step %d %s (%s). Slots do not explain that, and verify reports it."
+        logging.getLogger("spotlights").log(level, text, step, what, some_of(layers))
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -8,14 +8,14 @@ transposed. In the slots of the other kind, keys and errors swap roles.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from spotlights.errors import SettingError, UnknownNameError, warn
-from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for, adapter_named
+from spotlights.layers import ADAPTERS, FunctionalAdapter, LinearMap, ParameterAdapter, adapter_for
 from spotlights.layers.adapter import class_of, own_parameters
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.format.manifest import LayerEntry, ParameterEntry
@@ -70,17 +70,13 @@ def find_layers(
     model: nn.Module, optimizer: Optimizers, settings: RecordingSettings, *, pool: BufferPool
 ) -> tuple[dict[str, RecordedLayer], list[ModuleHooks]]:
     """The layers to record by name, and the hooks that record them."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = optimizer.parameters.keys()
     patterns = settings.patterns
     weights = _find_weights(model, settings)
     known = {id(part.parameter) for w in weights for u in w.users for part in u.linear.parameters.values()}
-    others = list(_unknown_parameters(model, known, trained))
-    names = [*(name for weight in weights for name in weight.names), *(user.name for user in others)]
-    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
-    if unknown or (patterns is not None and not patterns):
-        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     layers: dict[str, RecordedLayer] = {}
     hooks: dict[nn.Module, ModuleHooks] = {}
+    axes = _axes_of_modules(model)
     for weight in weights:
         if patterns is not None and not _matches(patterns, weight.names):
             continue
@@ -89,15 +85,18 @@ def find_layers(
         layer = RecordedLayer(users, transposed, trained, settings, pool)
         layers[layer.name] = layer
         for user in (*users, *transposed):
-            of_module = hooks.setdefault(user.module, ModuleHooks(user.module, user.adapter))
-            of_module.maps[user.map_name] = RecordedMap(layer, user.path, transposed=user in transposed)
-    if patterns is None:
-        covered = {id(p) for layer in layers.values() for p in layer.parameters.values()}
-        limit = gradient_limit(layer.entry() for layer in layers.values())
-        others = [user for user in _unknown_parameters(model, covered, trained) if user.numbers <= limit]
+            own = ModuleHooks(user.module, user.adapter, axes.get(user.module), in_eval=settings.observed > 0)
+            hooks.setdefault(user.module, own).maps[user.map_name] = RecordedMap(layer, user.path, user in transposed)
+    covered = {id(p) for layer in layers.values() for p in layer.parameters.values()} if patterns is None else known
+    others = list(_unknown_parameters(model, covered, trained))
+    names = [*(name for weight in weights for name in weight.names), *(user.name for user in others)]
+    unknown = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in names)]
+    if unknown or (patterns is not None and not patterns):
+        raise UnknownNameError(f"No layer matches {unknown}. The model has: {', '.join(names)}.")
     if settings.keeps_errors:  # first, so that the last layer of a memory is one that computes something
-        named = [user for user in others if patterns is None or _matches(patterns, [user.name])]
-        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in named} | layers
+        limit = gradient_limit(layer.entry() for layer in layers.values())
+        wanted = [u for u in others if (u.numbers <= limit if patterns is None else _matches(patterns, [u.name]))]
+        layers = {user.name: RecordedLayer([user], [], trained, settings, pool) for user in wanted} | layers
     return layers, list(hooks.values())
 
 
@@ -111,10 +110,25 @@ def gradient_limit(entries: Iterable[LayerEntry]) -> int:
     return max(_MOST_NUMBERS, _MOST_ROWS * sum(entry.in_features + entry.out_features for entry in known))
 
 
-def _unknown_parameters(model: nn.Module, covered: set[int], trained: set[int]) -> Iterator[WeightUser]:
+def _axes_of_modules(model: nn.Module) -> dict[nn.Module, tuple[int, ...]]:
+    """Which axes of rows may count the examples (see `Call`), where the modules around a layer tell.
+
+    A linear layer, an embedding or a layer norm works on any axis. Inside torch's transformer layers, `batch_first`
+    decides. If all recurrent and attention modules of a network are batch first, the layers between them are too.
+    """
+    with_sequences = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+    axes: dict[nn.Module, tuple[int, ...]] = {}
+    if with_sequences and all(module.batch_first for module in with_sequences):
+        axes = dict.fromkeys(model.modules(), (0, 1))
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            axes |= dict.fromkeys(layer.modules(), (0, 1) if layer.self_attn.batch_first else (1, 0))
+    return axes
+
+
+def _unknown_parameters(model: nn.Module, covered: set[int], trained: Collection[int]) -> Iterator[WeightUser]:
     """Parameters that the optimizer trains, and that no recorded layer has."""
-    adapter, seen = adapter_named(ParameterAdapter.kind), set(covered)
-    assert adapter is not None
+    adapter, seen = ParameterAdapter(), set(covered)
     for path, module in model.named_modules():
         refused = any(other.refuses(module) for other in ADAPTERS)
         for name, linear in adapter.maps(module).items():
@@ -161,7 +175,7 @@ class Coverage:
         layers: Mapping[str, RecordedLayer],
         settings: RecordingSettings,
     ) -> Coverage:
-        trained = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        trained = optimizer.parameters
         layer_of = {id(p): name for name, layer in layers.items() for p in layer.parameters.values()}
         limit = gradient_limit(layer.entry() for layer in layers.values())
         owners = {id(p): module for module in model.modules() for p in own_parameters(module).values()}

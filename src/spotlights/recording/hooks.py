@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,15 +46,6 @@ class RecordedMap(NamedTuple):
     """The module uses the transposed weight of the layer, so keys and errors swap roles."""
 
 
-class MapInCall(NamedTuple):
-    """A recorded map in one call of its module."""
-
-    name: str
-    layer: RecordedLayer
-    transposed: bool
-    columns: Mapping[str, np.ndarray]
-
-
 @dataclass(eq=False)
 class ModuleCall:
     """A call of a module, held by the hooks on the tensors that it returned."""
@@ -64,7 +54,8 @@ class ModuleCall:
     """None once a pass has freed the graph. A user who keeps the loss would keep the call otherwise."""
     outputs: int
     """How many tensors the module returned."""
-    maps: list[MapInCall]
+    maps: list[tuple[str, RecordedMap, Mapping[str, np.ndarray]]]
+    """The recorded maps by name, with the columns of their rows in this call."""
     number: int
     """Calls are numbered in the order of the forward passes."""
 
@@ -75,11 +66,11 @@ class ModuleHooks:
 
     module: nn.Module
     adapter: ModuleAdapter
-    maps: dict[str, RecordedMap] = field(default_factory=dict)
-    axes: tuple[int, ...] | None = None
+    axes: tuple[int, ...] | None
     """Which axes of rows may count the examples (see `Call`), where the surrounding network determines it."""
-    in_eval: bool = False
+    in_eval: bool
     """Whether calls in eval mode are recorded too."""
+    maps: dict[str, RecordedMap] = field(default_factory=dict)
 
     @property
     def _is_on(self) -> bool:
@@ -111,14 +102,14 @@ class ModuleHooks:
             axes = self.axes if call.axes is None else call.axes
             maps = []
             for name in names:
-                layer, _, transposed = self.maps[name]
-                rows = batch.rows(leads[name], layer.name, shared=call.shared, axes=axes)
+                own = self.maps[name]
+                rows = batch.rows(leads[name], own.layer.name, shared=call.shared, axes=axes)
                 if name in codes:
                     rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
                 if places is not None:
                     rows = {column: values[places] for column, values in rows.items()}
-                maps.append(MapInCall(name, layer, transposed, rows))
-            passes.watch(ModuleCall(call, len(outputs), maps, passes.next_call()), outputs)
+                maps.append((name, own, rows))
+            passes.watch(call, maps, outputs)
 
         adapter = self.adapter
         if isinstance(adapter, WatchingAdapter):
@@ -201,9 +192,7 @@ class Guard:
 
     def __init__(self, stop: Callable[[Exception], None], tell_forked: Callable[[], None]) -> None:
         self._stop, self._tell_forked = stop, tell_forked
-        self.forked = False
-        """Whether this process was forked from the one that records, which alone has the writer's thread."""
-        _guards.add(self)
+        self._process = os.getpid()
         self.stopped = False
         """Whether recording has stopped. Hooks do nothing then."""
         self.called = False
@@ -211,9 +200,7 @@ class Guard:
 
     def __call__(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
-            if self.forked:
-                self._tell_forked()
-            if self.stopped:
+            if self.stopped or self.forked():
                 return None
             try:
                 return hook(*args)
@@ -225,6 +212,13 @@ class Guard:
 
         return guarded
 
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that records, which alone has the writer's thread; says so."""
+        if os.getpid() == self._process:
+            return False
+        self._tell_forked()
+        return True
+
     def watch_calls(self, model: nn.Module) -> Any:
         """Sets `called` when the model is called, with recorded layers or without; returns a handle."""
 
@@ -232,18 +226,6 @@ class Guard:
             self.called = True
 
         return model.register_forward_pre_hook(_ModelHook(note))
-
-
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-
-
-def _stop_in_fork() -> None:
-    for guard in list(_guards):
-        guard.stopped = guard.forked = True
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_stop_in_fork)
 
 
 class _ModelHook(Untraced):
@@ -270,41 +252,43 @@ class BackwardPass:
         """With the gradients of the tensors that the module returned; None where the pass has not reached one."""
         self._reached: list[ModuleCall] = []
         self._rows: dict[RecordedLayer, list[Rows]] = {}
+        self._held_bytes = 0
 
-    def note(self, module_call: ModuleCall, call: Call, output: int, gradient: Tensor) -> int:
-        """Notes the gradient of one output; returns how many bytes are held for it."""
-        nbytes = gradient.nbytes
+    def note(self, module_call: ModuleCall, call: Call, output: int, gradient: Tensor) -> None:
+        """Notes the gradient of one output."""
+        self._held_bytes += gradient.nbytes
         waiting = self._waiting.get(module_call)
         if waiting is None:
             waiting = self._waiting[module_call] = call, [None] * module_call.outputs
             self._reached.append(module_call)
-            nbytes += call.nbytes
+            self._held_bytes += call.nbytes
         waiting[1][output] = gradient
-        return nbytes
+        if self._held_bytes > _MAX_BYTES:
+            self._held_bytes = 0
+            with torch.no_grad():
+                self._copy(ended=False)
 
-    def copy(self, *, ended: bool) -> None:
+    def _copy(self, *, ended: bool) -> None:
         """Copies the slots of noted calls; before the pass ends, only those of calls with a gradient at each output."""
         due = [noted for noted, (_, gradients) in self._waiting.items() if ended or None not in gradients]
         for module_call in due:  # one by one: each frees what it held
             call, gradients = self._waiting.pop(module_call)
             keys = call.keys()
             errors = call.errors(gradients) if self._keeps_errors else {}
-            for name, layer, transposed, columns in module_call.maps:
+            for name, (layer, _, transposed), columns in module_call.maps:
                 error = errors.get(name)
                 rows = layer.encode(keys[name], error, columns, may_repeat=call.may_repeat, transposed=transposed)
                 self._rows.setdefault(layer, []).append(rows)
 
     def end(self) -> None:
-        self.copy(ended=True)
+        self._copy(ended=True)
         trained = {layer for layer, rows in self._rows.items() if layer.after_pass(self._gradients_before[layer], rows)}
         for module_call in self._reached:
-            for of_map in module_call.maps:
-                if of_map.layer in trained:
-                    of_map.layer.called = max(of_map.layer.called, module_call.number)
-        if not torch_internals.graph_is_kept():
-            for module_call in self._reached:
-                if not trained.isdisjoint([of_map.layer for of_map in module_call.maps]):
-                    module_call.call, module_call.maps = None, []
+            layers = [own.layer for _, own, _ in module_call.maps if own.layer in trained]
+            for layer in layers:
+                layer.called = max(layer.called, module_call.number)
+            if layers and not torch_internals.graph_is_kept():
+                module_call.call, module_call.maps = None, []
 
 
 class BackwardPasses:
@@ -326,25 +310,21 @@ class BackwardPasses:
         self._begins = begins
         self._keeps_errors = keeps_errors
         self._running: dict[int, BackwardPass] = {}
-        self._held_bytes = self._calls = 0
+        self._calls = 0
         self._note_hook, self._end_hook = Untraced(guard(self._note)), Untraced(guard(self._end))
         self._last_hook = Untraced(guard(partial(self._end, again=False)))
 
-    def watch(self, call: ModuleCall, outputs: Sequence[Tensor]) -> None:
+    def watch(self, described: Call, maps: list[Any], outputs: Sequence[Tensor]) -> None:
         """Notes the gradients of what a module returned, in every backward pass that reaches them."""
+        self._calls += 1
+        call = ModuleCall(described, len(outputs), maps, self._calls)
         for index, tensor in enumerate(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._note_hook, call, index))
 
-    def next_call(self) -> int:
-        """Numbers the calls of layers, in the order of the forward passes."""
-        self._calls += 1
-        return self._calls
-
     def clear(self) -> None:
         """Forgets passes that never ended."""
         self._running.clear()
-        self._held_bytes = 0
 
     def _note(self, module_call: ModuleCall, output: int, gradient: Tensor | None) -> None:
         call = module_call.call
@@ -356,11 +336,7 @@ class BackwardPasses:
             self._begins()
             running = self._running[number] = BackwardPass(self._layers, keeps_errors=self._keeps_errors)
             torch_internals.at_end_of_pass(partial(self._end_hook, number))
-        self._held_bytes += running.note(module_call, call, output, gradient)
-        if self._held_bytes > _MAX_BYTES:
-            self._held_bytes = 0
-            with torch.no_grad():
-                running.copy(ended=False)
+        running.note(module_call, call, output, gradient)
 
     def _end(self, number: int, *, again: bool = True) -> None:
         if again and any(layer.shards for layer in self._layers):
@@ -368,7 +344,6 @@ class BackwardPasses:
             torch_internals.at_end_of_pass(partial(self._last_hook, number))
             return
         running = self._running.pop(number, None)
-        self._held_bytes = 0
         if running is not None:
             with torch.no_grad():
                 running.end()

@@ -10,7 +10,8 @@ entries of each parameter. The comparison is `memory.slots.compare`, in the writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,12 +26,10 @@ from spotlights.memory.format.names import ERRORS, KEYS, probed_entries
 from spotlights.memory.slots import GradientBlock, Rows, plain
 from spotlights.recording.probe import Probe, ShardProbe
 from spotlights.recording.settings import RecordingSettings
-from spotlights.recording.shards import ParameterShard, local, local_version, shards_of, without_numbers
+from spotlights.recording.shards import local, local_version, shards_of, without_numbers
 from spotlights.sparse_rows import SparseRows
 from spotlights.torch_internals import version
 
-_COMPARED = 8
-"""Before a step, every eighth of the probed entries is compared with its value after the last step."""
 _NUMPY = (torch.float32, torch.float64, torch.float16)
 
 
@@ -64,7 +63,7 @@ class RecordedLayer:
         self,
         users: Sequence[WeightUser],
         transposed_users: Sequence[WeightUser],
-        trained: set[int],
+        trained: Collection[int],
         settings: RecordingSettings,
         pool: BufferPool,
     ) -> None:
@@ -116,7 +115,7 @@ class RecordedLayer:
         self.trained_by_pass = False
         """Under `fully_shard`: whether the running pass has added to the whole weight's gradient."""
         self._probe = ShardProbe(self.shards) if self.is_sharded else Probe(self._map)
-        self._scales: dict[str, tuple[Tensor, float]] = {}
+        self._scales: dict[str, float] = {}
         """The last scales of keys and errors."""
         self._gradient_version: int | None = None
         self._versions = self._parameter_versions()
@@ -222,10 +221,9 @@ class RecordedLayer:
             if self._tokens:
                 return rows.reshape(-1, rows.width).cpu().to(self._storage.compute_dtype), None
             rows = rows.dense()
-        last, like = self._scales.get(what, (None, None))
-        stored, scale = self._encoding.encode(rows, self._pool, (self.name, what), like=like)
-        if scale is not None and scale is not last and len(scale):
-            self._scales[what] = scale, float(scale[0])
+        stored, scale = self._encoding.encode(rows, self._pool, (self.name, what), like=self._scales.get(what))
+        if scale is not None and len(scale):
+            self._scales[what] = float(scale[0])
         return stored, scale
 
     def forget(self) -> None:
@@ -276,51 +274,36 @@ class RecordedLayer:
         if not given:
             return [], None
         unknown, self.by_gradient = self.by_gradient, False
-        if self._users[0].adapter.last_resort:
-            pending = self._gradient_slot(next(iter(given.values())), loss_scale)
-        elif self._users[0].adapter.products and self._keeps_errors and (unknown or not pending):
-            pending = self._gradient_rows(given["weight"], loss_scale)
+        adapter = self._users[0].adapter
+        if adapter.last_resort or (adapter.products and self._keeps_errors and (unknown or not pending)):
+            pending = [self._of_gradient(*next(iter(given.items())), loss_scale)]
         kept = {name: g if g.is_sparse else self.as_kept(name, g) for name, g in given.items()}
         blocks = self._probe.cut(kept, loss_scale, _some_tokens(pending))
         return ([] if blocks is None else pending), blocks
 
-    def _gradient_slot(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
-        """All of a gradient as one slot, which belongs to no example; what is divided by is part of the optimizer.
+    def _of_gradient(self, name: str, gradient: Float[Tensor, "..."], loss_scale: float) -> Rows:
+        """A weight's gradient as slots that belong to no example: each input feature's key is one-hot.
 
-        Under `fully_shard`, each process has its part of the gradient, and zeros.
+        What the gradient is divided by is part of the optimizer. Under `fully_shard`, each process has its part of the
+        gradient, and zeros.
         """
+        matrix = (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+        matrix = self.as_kept(name, matrix)
         if self.is_sharded:
-            ((name, shard),) = self.shards.items()
-            error = local(gradient).new_zeros(1, gradient.numel())
-            error[0, shard.box[0]] = self.as_kept(name, gradient)[:, 0]
-            if not shard.first:
-                return []
-        else:
-            gradient = local(gradient)
-            error = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(1, -1)
-        error = error if loss_scale == 1.0 else error / loss_scale
-        return [self.encode(error.new_ones(1, 1), error, {}, may_repeat=False, transposed=False)]
-
-    def _gradient_rows(self, gradient: Float[Tensor, "..."], loss_scale: float) -> list[Rows]:
-        """A gradient of a product that was not understood: a slot for each input feature, which belongs to no example.
-
-        Its key is one-hot, its error is that column of the gradient.
-        """
-        matrix = self.as_kept("weight", gradient.detach())
-        if not matrix.any():
-            return []
+            shard, own = self.shards[name], matrix
+            matrix = own.new_zeros(shard.matrix_shape)
+            matrix[shard.box] = own * float(shard.first)
         errors = matrix.T if loss_scale == 1.0 else matrix.T / loss_scale
         keys = torch.eye(len(errors), dtype=errors.dtype, device=errors.device)
-        return [self.encode(keys, errors, {}, may_repeat=False, transposed=False)]
+        return self.encode(keys, errors, {}, may_repeat=False, transposed=False)
 
     # -- the parameters ----------------------------------------------------------------------
 
     def moved(self) -> bool:
         """Whether anything but the optimizer changed the parameters since the last step."""
         written = self._versions != self._parameter_versions()
-        # Changes through `.data` leave the version as it is. Reading an entry is a cache miss, so only some are read.
-        every = 1 if written else _COMPARED
-        entries = [(n, then[::every], self._entries[n].now(every)) for n, then in self._entries_after_step.items()]
+        # Changes through `.data` leave the version as it is.
+        entries = [(name, then, self._entries[name].now()) for name, then in self._entries_after_step.items()]
         changed = [(name, then, now) for name, then, now in entries if then.tobytes() != now.tobytes()]
         if not changed:
             return written
@@ -358,57 +341,41 @@ class _ProbedEntries:
     """Some entries of a parameter as the memory stores it, read after every step."""
 
     def __init__(self, layer: RecordedLayer, name: str) -> None:
-        self._layer = layer
-        self._name = name
+        self._layer, self._name = layer, name
         self._parameter = layer.parameters[name]
-        self._shard = layer.shards.get(name)
-        self._slice = probed_entries(self._shard.numel if self._shard else layer.as_kept(name, self._parameter).numel())
+        shard = layer.shards.get(name)
+        shape = tuple(layer.as_kept(name, self._parameter).shape) if shard is None else shard.matrix_shape
+        places = np.arange(*probed_entries(math.prod(shape)).indices(math.prod(shape)))
+        self._index = np.unravel_index(places, shape)
+        self._own: np.ndarray | None = None
+        """Of a shard: whether this process writes an entry."""
+        if shard is not None:
+            inside = [(part.start <= i) & (i < part.stop) for i, part in zip(self._index, shard.box, strict=True)]
+            self._own = np.logical_and.reduce([*inside, np.full(len(places), shard.first)])
+            self._index = tuple(i[self._own] - part.start for i, part in zip(self._index, shard.box, strict=True))
         self._view: np.ndarray | None = None
-        self._index: tuple[np.ndarray, ...] | None = None
         self._pointer = 0
 
-    def now(self, every: int = 1) -> Shaped[np.ndarray, "sample"]:
-        """The entries, or every n-th of them."""
-        parameter = self._parameter
-        if self._shard is not None:
-            return self._of_shard(self._shard)[::every]
-        if parameter.data_ptr() != self._pointer:
+    def now(self) -> Shaped[np.ndarray, "sample"]:
+        """The entries. Those that other processes write are 0, so that all processes' add up."""
+        held = local(self._parameter)
+        if held.data_ptr() != self._pointer:
             # Reading a view takes a microsecond. A parameter whose `.data` was replaced gets a new view.
-            self._pointer = parameter.data_ptr()
-            self._view = self._new_view()
-        if self._view is None:
-            kept = self._layer.as_kept(self._name, parameter.detach())
-            return plain(kept.reshape(-1)[self._slice]).numpy()[::every]
-        if self._index is None:
-            return self._view[::every].copy()
-        return self._view[tuple(places[::every] for places in self._index)]
+            self._pointer, self._view = held.data_ptr(), self._new_view()
+        entries = plain(self._kept()[self._index]).numpy() if self._view is None else self._view[self._index]
+        if self._own is None:
+            return entries
+        whole = np.zeros(len(self._own), entries.dtype)
+        whole[self._own] = entries
+        return whole
 
-    def _of_shard(self, shard: ParameterShard) -> Shaped[np.ndarray, "sample"]:
-        """Those entries that this process writes; 0 in the place of others, so that all processes' add up."""
-        if self._index is None:
-            places = np.arange(shard.numel)[self._slice]
-            at = np.unravel_index(places, shard.matrix_shape)
-            inside = [(part.start <= i) & (i < part.stop) for i, part in zip(at, shard.box, strict=True)]
-            self._own = np.logical_and.reduce([*inside, np.full(len(places), shard.first)]).nonzero()[0]
-            self._index = tuple(i[self._own] - part.start for i, part in zip(at, shard.box, strict=True))
-            self._count = len(places)
-        held = plain(shard.of(self._parameter)[tuple(map(torch.from_numpy, self._index))]).numpy()
-        entries = np.zeros(self._count, held.dtype)
-        entries[self._own] = held
-        return entries
+    def _kept(self) -> Shaped[Tensor, "..."]:
+        return self._layer.as_kept(self._name, self._parameter.detach())
 
     def _new_view(self) -> np.ndarray | None:
-        parameter = self._parameter.detach()
-        kept = self._layer.as_kept(self._name, parameter)
-        shares = kept.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr() and kept.numel() > 0
-        if not (shares and parameter.device.type == "cpu" and parameter.dtype in _NUMPY):
-            return None
-        if kept.is_contiguous():
-            self._index = None
-            return kept.view(-1)[self._slice].numpy()
-        places = np.arange(kept.numel())[self._slice]
-        self._index = np.unravel_index(places, tuple(kept.shape))
-        return kept.numpy()
+        held, kept = local(self._parameter), self._kept()
+        shares = kept.untyped_storage().data_ptr() == held.untyped_storage().data_ptr() and kept.numel() > 0
+        return kept.numpy() if shares and held.device.type == "cpu" and held.dtype in _NUMPY else None
 
 
 def _some_tokens(pending: Sequence[Rows]) -> list[tuple[int, int]]:

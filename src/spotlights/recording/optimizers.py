@@ -6,11 +6,11 @@ most one step of each optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spotlights.errors import SettingError, warn
 from spotlights.optimizers import UpdateRule, rule_for
@@ -32,21 +32,20 @@ class Optimizers:
         self.rules: list[UpdateRule] = [rule_for(optimizer) or ReplayedRule(optimizer) for optimizer in self.all]
         self.nested = {id(optimizer) for optimizer in self.all if step_may_nest(type(optimizer))}
         """Optimizers whose step may call the step of a class that they are derived from."""
-        held: dict[int, int] = {}
-        for number, optimizer in enumerate(self.all):
-            for parameter in _parameters([optimizer]):
-                if held.setdefault(id(parameter), number) != number:
-                    raise SettingError(
-                        "Two of the optimizers given to sl.record train the same parameter. Give each parameter to one."
-                    )
+        groups = self.groups()
+        if any(groups[id(p)][0] != i for i, own in enumerate(self.all) for g in own.param_groups for p in g["params"]):
+            raise SettingError(
+                "Two of the optimizers given to sl.record train the same parameter. Give each parameter to one."
+            )
 
     @property
     def name(self) -> str:
         return " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self.all))
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.all for group in optimizer.param_groups]
+    def parameters(self) -> dict[int, nn.Parameter]:
+        """What they train, by `id`."""
+        return {id(p): p for optimizer in self.all for group in optimizer.param_groups for p in group["params"]}
 
     def groups(self) -> dict[int, tuple[int, dict[str, Any]]]:
         """By the `id` of each parameter: the number of its optimizer, and its group there."""
@@ -81,10 +80,6 @@ class Optimizers:
         if cls is getattr(torch.optim, name, None):
             return "verify replays its class on the recorded gradients."
         return f"memory.verify(model, optimizer={name}) runs its class on the recorded gradients and says if that fits."
-
-
-def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def _unwrapped(given: Any) -> torch.optim.Optimizer:

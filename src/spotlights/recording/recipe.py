@@ -68,25 +68,6 @@ def _entries(gradient: Tensor) -> np.ndarray:
     return (flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat).cpu().numpy()
 
 
-class Buffers:
-    """The network's buffers as a forward pass finds them; a checkpoint comes later, when the pass has changed them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._known: dict[str, tuple[Tensor, int, Tensor]] = {}
-
-    def copied(self) -> dict[str, Tensor]:
-        """Copies, new ones only of what has changed since the last call."""
-        now = {}
-        for name, buffer in self._model.named_buffers():
-            of, known, copied = self._known.get(name, (None, -1, buffer))
-            if of is not buffer or known != version(buffer) or buffer.numel() <= _SMALL:
-                copied = storable(buffer)
-            now[name] = buffer, version(buffer), copied
-        self._known = now
-        return {name: copied for name, (_, _, copied) in now.items()}
-
-
 @dataclass(eq=False, slots=True)
 class _Batch:
     announced: AnnouncedBatch
@@ -113,7 +94,8 @@ class RecipeNotes:
         dtypes = {p.dtype for p in self._parameters.values()}
         self._dtype = np.float64 if torch.float64 in dtypes else np.float32
         self._every = every
-        self._buffers = Buffers(model)
+        self._buffers: dict[str, tuple[Tensor, int, Tensor]] = {}
+        """Each with its version and its last copy."""
         self._current: _Batch | None = None
         self._used: list[_Batch] = []
         self._buffers_before: dict[str, Tensor] = {}
@@ -138,7 +120,20 @@ class RecipeNotes:
 
     def announce(self, columns: Columns) -> None:
         announced = AnnouncedBatch(columns, {}, torch.get_rng_state().numpy().view(np.int8))
-        self._current = _Batch(announced, self._buffers.copied())
+        self._current = _Batch(announced, self._copied_buffers())
+
+    def _copied_buffers(self) -> dict[str, Tensor]:
+        """The buffers as a forward pass finds them, copied if they have changed since the last call.
+
+        A checkpoint comes later, when the pass has changed them.
+        """
+        known, self._buffers = self._buffers, {}
+        for name, buffer in self._model.named_buffers():
+            of, at, copied = known.get(name, (None, -1, buffer))
+            if of is not buffer or at != version(buffer) or buffer.numel() <= _SMALL:
+                copied = storable(buffer)
+            self._buffers[name] = buffer, version(buffer), copied
+        return {name: copied for name, (_, _, copied) in self._buffers.items()}
 
     def describe_rows(self, layers: str, columns: Columns) -> None:
         if self._current is not None:
@@ -161,7 +156,7 @@ class RecipeNotes:
                 f"a recipe needs recorder.batch(example=ids) before each forward pass, and step {number} has a "
                 "gradient without one"
             )
-        self._buffers_before = self._used[0].buffers if self._used else self._buffers.copied()
+        self._buffers_before = self._used[0].buffers if self._used else self._copied_buffers()
         batches, self._used, self._current = [batch.announced for batch in self._used], [], None
         later = [*(batch.random for batch in batches[1:]), torch.get_rng_state().numpy().view(np.int8)]
         for batch, after in zip(batches, later, strict=True):

@@ -38,37 +38,6 @@ Each = Callable[[Callable[[range], object], Sequence[range]], Iterable[object]]
 """Runs a task for each of some stretches, here or elsewhere."""
 
 
-def record(
-    source: Source, store: Store, steps: range, told: Told = lambda share: None, *, overwrite: bool = True
-) -> float:
-    """Records some steps as a memory that counts from 0; returns how far off the weights were at most."""
-    entry = source.reader.manifest.recipe
-    assert entry is not None
-    settings = RecordingSettings(
-        layers=entry.layers or None,
-        dtype=entry.dtype or None,
-        errors=source.reader.manifest.errors,
-        overwrite=overwrite,
-    )
-    run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
-    with as_recorded(run.threads), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SpotlightsWarning)  # said when the recipe was recorded
-        for step in range(run.step, steps.start):
-            run.take(step)
-        recorder = Recorder(run.model, run.optimizer, store, settings, ColumnTable(source.reader.manifest.columns))
-        with ExitStack() as stack:
-            with source.readable(run.step):  # its first files hold the optimizer's state of the recipe
-                stack.enter_context(recorder)
-            for step in steps:
-                run.take(step, recorder)
-                told((step + 1 - steps.start) / len(steps))
-        run.compare(steps.stop)
-    with source.readable(steps.start):
-        off = max(run.off, _difference(source, MemoryReader(store), steps))
-    _note(store, off)
-    return off
-
-
 def _difference(source: Source, again: MemoryReader, steps: range) -> float:
     """How far the entries of the weights that both step logs have are apart, relative to them, at most."""
     if again.manifest.status != "closed":
@@ -154,12 +123,37 @@ class Recomputation:
         with self._lock, as_recorded(run.threads):
             yield run.model, ((ids, run.losses_of(step, batch, ids)) for batch, ids in batches)
 
-    def record(self, store: Store, steps: range, told: Told, *, overwrite: bool) -> None:
-        """Computes some steps into a memory of their own, which counts from 0."""
-        if store.is_same_place(self.source.reader.store):
+    def record(self, store: Store, steps: range, told: Told = lambda share: None, *, overwrite: bool = True) -> None:
+        """Records some steps as a memory of their own, which counts from 0."""
+        source = self.source
+        if store.is_same_place(source.reader.store):
             raise SettingError(f"{store} is the recipe itself. Choose another path for its slots.")
-        with self._lock:
-            record(self.source, store, steps, told, overwrite=overwrite)
+        entry = source.reader.manifest.recipe
+        assert entry is not None
+        settings = RecordingSettings(
+            layers=entry.layers or None,
+            dtype=entry.dtype or None,
+            errors=source.reader.manifest.errors,
+            overwrite=overwrite,
+        )
+        with self._lock, warnings.catch_warnings():
+            run = Rerun(source, max(step for step in source.checkpoints if step <= steps.start))
+            warnings.simplefilter("ignore", SpotlightsWarning)  # said when the recipe was recorded
+            with as_recorded(run.threads):
+                for step in range(run.step, steps.start):
+                    run.take(step)
+                columns = ColumnTable(source.reader.manifest.columns)
+                recorder = Recorder(run.model, run.optimizer, store, settings, columns)
+                with ExitStack() as stack:
+                    with source.readable(run.step):  # its first files hold the optimizer's state of the recipe
+                        stack.enter_context(recorder)
+                    for step in steps:
+                        run.take(step, recorder)
+                        told((step + 1 - steps.start) / len(steps))
+                run.compare(steps.stop)
+            with source.readable(steps.start):
+                off = max(run.off, _difference(source, MemoryReader(store), steps))
+            _note(store, off)
 
     def sweep_back(
         self, answer: Callable[[nn.Module], Tensor], told: Told
@@ -188,7 +182,7 @@ class Recomputation:
         with self._lock:
             while True:
                 try:
-                    record(self.source, LocalStore(path), stretch)
+                    self.record(LocalStore(path), stretch)
                     break
                 except ResumeError:  # another process computes this stretch
                     time.sleep(1.0)

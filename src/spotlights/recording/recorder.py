@@ -31,7 +31,6 @@ from spotlights.memory.format.sampling import Draw, Sample
 from spotlights.memory.slots import LayerStep, StepRecord
 from spotlights.memory.store import Store, store_at
 from spotlights.memory.writer import SEGMENT_BYTES, MemoryWriter
-from spotlights.recording.axes import axes_of_modules
 from spotlights.recording.changes import WEIGHTS, Changes
 from spotlights.recording.find_layers import find_layers
 from spotlights.recording.hooks import BackwardPasses, Guard
@@ -41,8 +40,7 @@ from spotlights.recording.recipe import RecipeNotes
 from spotlights.recording.reports import Reports
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import check_sharded
-from spotlights.recording.start import Checkpoints, Processes, Start
-from spotlights.recording.statistics import RunningStatistics
+from spotlights.recording.start import Checkpoints, Processes, RunningStatistics, Start
 from spotlights.torch_internals import Untraced, compiled_graphs, running_steps
 
 
@@ -134,10 +132,8 @@ class Recorder:
         if settings.fold is not None and self._processes.count > 1:
             raise SettingError("fold= does not work in several processes. Record without it.")
         self._optimizers = Optimizers(optimizer)
-        self._keeps_errors = settings.keeps_errors
-        self._first_step = settings.fold_from
+        self._settings = settings
         self._folded = settings.fold is not None
-        self._sample = settings.sampling
         self._pool = BufferPool(max_bytes=4 * settings.segment_bytes)
         self._layers, self._hooks = find_layers(self._model, self._optimizers, settings, pool=self._pool)
         self._sharded = any(layer.is_sharded for layer in self._layers.values())
@@ -154,9 +150,6 @@ class Recorder:
         self._start = Start(
             store, self._model, self._checkpoints, settings, self._processes, self._pool, self._statistics
         )
-        axes = axes_of_modules(self._model)
-        for hooks in self._hooks:
-            hooks.axes, hooks.in_eval = axes.get(hooks.module), settings.observed > 0
         self._reports = Reports(store)
         self._guard = Guard(self._on_error, self._reports.forked)
         self._passes = BackwardPasses(
@@ -200,12 +193,13 @@ class Recorder:
                 optimizer.register_step_pre_hook(Untraced(guard(self._on_step))),
                 optimizer.register_step_post_hook(Untraced(guard(self._after_step))),
             ]
-        self._optimizer_handles += self._changes.watch(guard, self._report_another)
+        self._optimizer_handles += self._changes.watch(
+            guard, lambda *of: self._reports.another_optimizer(self.step, *of)
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         self._guard(self._close_step)()
         self._guard(self._look_again)()
@@ -236,8 +230,7 @@ class Recorder:
             layer: the layer, or a pattern of names (`"experts.*"`), that these columns are for.
             columns: by name.
         """
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         if self._writer is None and not self._reports.stopped:
             raise SettingError("recorder.batch(…) was called outside its `with` block.")
@@ -274,8 +267,7 @@ class Recorder:
 
         A folded memory writes all of its sums at each flush, and can be resumed from such steps only.
         """
-        if self._guard.forked:
-            self._reports.forked()
+        if self._guard.forked():
             return
         self._guard(self._close_step)()
         if self._writer is not None:
@@ -294,7 +286,7 @@ class Recorder:
     # -- hooks ---------------------------------------------------------------------------------
 
     def _current_batch(self) -> Batch | None:
-        return None if self._paused or self.step < self._first_step else self._batch
+        return None if self._paused or self.step < self._settings.fold_from else self._batch
 
     def _on_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -364,7 +356,7 @@ class Recorder:
                 rows, gradients = layer.take(loss_scale) if taken else ([], None)
                 if not rows and gradients is not None:
                     without_slots.append(layer)
-                compared = gradients if gradients is not None and self._keeps_errors else {}
+                compared = gradients if gradients is not None and self._settings.keeps_errors else {}
                 self._staged[name] = LayerStep(rows, compared, self._reasons(layer) | reasons.get(name, 0), logged)
             if self._recipe is not None:
                 self._step_recipe = self._recipe.step(self.step)
@@ -407,7 +399,7 @@ class Recorder:
                 self._writer.replace_initial(self._start.initial())
 
     def _report_without_slots(self, layer: RecordedLayer) -> None:
-        if self.step < self._first_step:
+        if self.step < self._settings.fold_from:
             return
         if self._was_paused:  # on purpose
             logging.getLogger("spotlights").info(
@@ -424,9 +416,6 @@ class Recorder:
                 "the first training step, or call torch.compiler.reset() before recording"
             )
         self._reports.without_slots(self.step, layer.name, in_training=in_training)
-
-    def _report_another(self, name: str, layers: Sequence[str]) -> None:
-        self._reports.another_optimizer(self.step, name, layers)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the recording; training continues."""
@@ -446,7 +435,7 @@ class Recorder:
     def _due_state(self) -> dict[str, Tensor]:
         """A checkpoint of the optimizer's state, if one is due."""
         assert self._writer is not None
-        if self._sample or not self._keeps_errors or not self.step:
+        if self._settings.sampling or not self._settings.keeps_errors or not self.step:
             return {}  # neither P nor weights can be recomputed
         if self._sharded:
             state = self._checkpoints.before_step(self._processes.rank, partial(self._writer.aligned, self.step))
@@ -499,8 +488,8 @@ class Recorder:
                         step.rule[parameter] = rule.idle
                 step.probed = layer.settle()
                 layers[name] = step
-        if self._sample is not None:
-            layers = self._thinned(layers, self._sample)
+        if self._settings.sampling is not None:
+            layers = self._thinned(layers, self._settings.sampling)
         assert self._writer is not None
         if not self._writer.order and any(step.rows for step in layers.values()):
             self._writer.order = sorted(self._layers, key=lambda name: self._layers[name].called)

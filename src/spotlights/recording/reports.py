@@ -6,7 +6,7 @@ Every kind of report is given once in a recording, as a warning at the user's li
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from spotlights.memory.slots import LayerStep, StepRecord
 
 _LARGE, _LARGE_RUN = 10e6, 20e9
 """From that many bytes per example, or per 1,000 steps, on: a warning instead of a line in the log."""
-_LAYERS_SHOWN = 3
+_NAMES_SHOWN = 3
 
 
 class Reports:
@@ -93,12 +93,11 @@ class Reports:
         )
 
     def another_optimizer(self, step: int, name: str, layers: Sequence[str]) -> None:
-        some = ", ".join(layers[:_LAYERS_SHOWN]) + (" …" if len(layers) > _LAYERS_SHOWN else "")
         self._once(
             "another optimizer",
-            f"After step {step}, layers of the model ({some}) are trained by an optimizer that was not given to "
-            f"sl.record ({name}). Its steps are not recorded. Give sl.record all optimizers of the model, as a list; "
-            "if a new optimizer takes the place of an old one, record from there on into a memory of its own.",
+            f"After step {step}, layers of the model ({some_of(layers)}) are trained by an optimizer that was not "
+            f"given to sl.record ({name}). Its steps are not recorded. Give sl.record all optimizers of the model, as "
+            "a list; if a new optimizer takes the place of an old one, record from there on into a memory of its own.",
         )
 
     def gap(self, gap: str | None) -> None:
@@ -132,7 +131,7 @@ class Reports:
         if not total:
             return
         examples = max(_examples(record), default=0)
-        first = sorted(of_layer, key=lambda name: -of_layer[name])[:_LAYERS_SHOWN]
+        first = sorted(of_layer, key=lambda name: -of_layer[name])[:_NAMES_SHOWN]
         shares = ", ".join(f"{name} {of_layer[name] / total:.0%}" for name in first)
         per = f"{size_in_words(total)} per step"
         per = f"{size_in_words(total / examples)} per example, {per}" if examples else per
@@ -166,4 +165,9 @@ def _listed(names: Sequence[str], word: str = "and") -> str:
 
 def _others(names: Mapping[str, object]) -> str:
     """How many layers there are besides the first, in words."""
-    return "" if len(names) == 1 else f" (also: {', '.join(list(names)[1:4])}{' …' if len(names) > 4 else ''})"
+    return "" if len(names) == 1 else f" (also: {some_of(list(names)[1:])})"
+
+
+def some_of(names: Collection[str]) -> str:
+    """The first of some names, in words."""
+    return ", ".join(list(names)[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")

@@ -138,18 +138,19 @@ class Rerun:
             self.optimizer = self._optimizer()
             self._parameters = trained_parameters(self.model, self.optimizer)
             self._load_state(step)
-        self._strings = source.names
-        self._checked = -1
+        self.factors: dict[str, float] = {}
+        """By parameter: what its gradient was multiplied by before the last step that was computed again."""
+        self._checked = False
 
     # -- a checkpoint --------------------------------------------------------------------------
 
     def _load_weights(self, step: int) -> None:
         segment, own = self._source.segment(step), named_tensors(self.model)
         stored = {name.removeprefix(MODEL) for name in segment.layout if name.startswith(MODEL)}
-        if stored != own.keys() or any(segment.required(MODEL + n).numel() != t.numel() for n, t in own.items()):
-            different = sorted(stored ^ own.keys()) or [
-                n for n, t in own.items() if segment.required(MODEL + n).numel() != t.numel()
-            ]
+        different = sorted(stored ^ own.keys()) or [
+            n for n, t in own.items() if segment.required(MODEL + n).numel() != t.numel()
+        ]
+        if different:
             raise SettingError(
                 f"The model is not the one that {self._source.reader.address} was recorded with: it differs in "
                 f"{', '.join(different[:5])}. Give a network of the same structure; its weights do not matter."
@@ -222,26 +223,16 @@ class Rerun:
 
     def take(self, step: int, recorder: Recorder | None = None) -> None:
         """Computes one step again."""
-        if step != self.step and step in self._source.checkpoints:
+        if step != self.step:
             self.compare(step)
-        recipe = self._source.step(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in recipe.batches:
-            if recorder is not None:
-                recorder.announce(batch)
-            self._backward(step, batch, batch.columns["example"])
+        recipe = self._gradients(step, recorder=recorder)
         with self._source.readable(step):
             self._scale(step, recipe)
         self._step(step, recipe)
 
     def take_without(self, step: int, left_out: LeftOut, clip: float | None) -> None:
         """Takes another step than the recorded one: without some of its examples; none at all if none are left."""
-        recipe = self._source.step(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in recipe.batches:
-            ids = batch.columns["example"][~left_out(batch, step)]
-            if ids.size:
-                self._backward(step, batch, ids)
+        recipe = self._gradients(step, left_out)
         if any(p.grad is not None for p in self._parameters.values()):
             if clip is not None:
                 nn.utils.clip_grad_norm_(list(self._parameters.values()), clip)
@@ -255,25 +246,16 @@ class Rerun:
             left_out: the numbers of these examples.
             factors: what to multiply each parameter's gradient by.
         """
-        recipe = self._source.step(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in recipe.batches:
-            ids = batch.columns["example"]
-            kept = torch.from_numpy(~np.isin(ids, left_out))
-            losses = self.losses_of(step, batch, ids)
-            (losses * kept.to(losses.device)).mean().backward()
+        recipe = self._gradients(step, lambda batch, step: np.isin(batch.columns["example"], left_out), weigh=True)
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
-                parameter.grad.mul_(factors.get(name, 1.0))
+                parameter.grad.mul_(factors[name])
         self._step(step, recipe)
 
     def other_factor(self, step: int, clip: float | None) -> float | None:
         """By what the recorded step's gradient was multiplied, if clipping does not do the same; changes nothing."""
-        recipe, random = self._source.step(step), torch.get_rng_state()
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in recipe.batches:
-            self._backward(step, batch, batch.columns["example"])
+        random, buffers = torch.get_rng_state(), {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        recipe = self._gradients(step)
         torch.set_rng_state(random)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
@@ -283,9 +265,32 @@ class Rerun:
         factors = [f for f in self._scale(step, recipe) if f is not None]
         return next((f for f in factors if abs(f - expected) > _MISFIT * expected), None)
 
-    def _backward(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> None:
-        loss = self.losses_of(step, batch, ids)
-        (loss if loss.ndim == 0 else loss.mean()).backward()
+    def _gradients(
+        self, step: int, left_out: LeftOut | None = None, *, weigh: bool = False, recorder: Recorder | None = None
+    ) -> StepRecipe:
+        """Computes the gradients of a step from its batches, which are announced to a recorder.
+
+        Args:
+            step: which one.
+            left_out: the examples without which they are computed.
+            weigh: whether these get the weight 0 in the mean of a batch, instead of being no part of the batch.
+            recorder: of the slots.
+        """
+        recipe = self._source.step(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        for batch in recipe.batches:
+            if recorder is not None:
+                recorder.announce(batch)
+            ids = batch.columns["example"]
+            kept = np.full(ids.shape, True) if left_out is None else ~left_out(batch, step)
+            if not weigh and not kept.all():
+                ids = ids[kept]
+            if not ids.size:
+                continue
+            losses = self.losses_of(step, batch, ids)
+            losses = losses * torch.from_numpy(kept).to(losses.device) if weigh else losses
+            (losses if losses.ndim == 0 else losses.mean()).backward()
+        return recipe
 
     def losses_of(self, step: int, batch: AnnouncedBatch, ids: Shaped[np.ndarray, "..."]) -> Tensor:
         """What the user's function gives for examples of a batch, with the random numbers that it had."""
@@ -314,9 +319,8 @@ class Rerun:
             self.optimizer.step()
 
     def _examples(self, ids: Shaped[np.ndarray, "..."]) -> Any:
-        if self._strings is None:
-            return torch.from_numpy(ids)
-        return np.array([*self._strings, ""], dtype=object)[ids].tolist()
+        names = self._source.names
+        return torch.from_numpy(ids) if names is None else np.array([*names, ""], dtype=object)[ids].tolist()
 
     def _scale(self, step: int, recipe: StepRecipe) -> list[float | None]:
         """Does to the gradients what was done before the step, as the entries that the recipe kept tell.
@@ -338,10 +342,10 @@ class Rerun:
         ]
         others = {factor for factor in known if factor is not None}
         common = others.pop() if len(others) == 1 else 1.0
-        if self._checked < 0:
+        if not self._checked:
             self._check(step, entries, kept, known)
-        for parameter, own_factor in zip(self._parameters.values(), known, strict=True):
-            factor = common if own_factor is None else own_factor
+        for (name, parameter), own_factor in zip(self._parameters.items(), known, strict=True):
+            factor = self.factors[name] = common if own_factor is None else own_factor
             if factor != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(torch.tensor(factor, dtype=parameter.grad.dtype, device=parameter.grad.device))
         return known
@@ -350,7 +354,7 @@ class Rerun:
         self, step: int, entries: Sequence[Any], kept: Sequence[np.ndarray], known: Sequence[float | None]
     ) -> None:
         """Refuses a loss that is not that of the run, at the first step."""
-        self._checked = step
+        self._checked = True
         worst, where = 0.0, ""
         for name, own, seen, factor in zip(self._parameters, entries, kept, known, strict=True):
             if factor is not None:

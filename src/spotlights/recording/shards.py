@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from spotlights.errors import UnsupportedError
 from spotlights.layers import LinearMap, WeightPart
 from spotlights.layers.adapter import class_of
+from spotlights.recording.reports import some_of
 from spotlights.torch_internals import version
 
 
@@ -178,6 +179,6 @@ def check_sharded(model: nn.Module) -> None:
     plain = [name for name, own in distributed.items() if not own]
     if any(sharded) and plain:
         raise UnsupportedError(
-            f"fully_shard does not manage {', '.join(plain[:4])}{' …' if len(plain) > 4 else ''}: each process trains "
+            f"fully_shard does not manage {some_of(plain)}: each process trains "
             "these parameters for itself. Call fully_shard on the whole model, too."
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
@@ -26,8 +27,7 @@ from spotlights.layers.adapter import wrappers
 from spotlights.memory.buffers import BufferPool
 from spotlights.memory.files import FileTensors, writable
 from spotlights.memory.folded_writer import FoldedWriter
-from spotlights.memory.format.manifest import FoldEntry, LayerEntry
-from spotlights.memory.format.names import MANIFEST, PROBED, log_tensor, probed_entries, state_tensor
+from spotlights.memory.format.names import MANIFEST, PROBED, STATISTICS, log_tensor, probed_entries, state_tensor
 from spotlights.memory.reader import MemoryReader, rank_store
 from spotlights.memory.slots import plain
 from spotlights.memory.store import Store
@@ -38,7 +38,6 @@ from spotlights.recording.layer import RecordedLayer
 from spotlights.recording.optimizers import Optimizers
 from spotlights.recording.settings import RecordingSettings
 from spotlights.recording.shards import is_distributed
-from spotlights.recording.statistics import RunningStatistics
 
 T = TypeVar("T")
 Samples = Mapping[tuple[str, str], Tensor]
@@ -117,20 +116,27 @@ class Checkpoints:
         first = self.optimizers.rules[0].name
         return {p: rule.name for p, rule in self.rules[layer].items() if rule.name != first}
 
-    def copy(self, rank: int, *, states: bool = False) -> dict[str, Tensor]:
-        """The parameters as they are now, and the state that the optimizer has of them: what this process writes."""
-        copies = {}
+    def _kept(self, rank: int) -> Iterator[tuple[RecordedLayer, str, UpdateRule | None, dict[str, Tensor]]]:
+        """Each parameter that this process writes, with its rule: its weights and its state as the memory has them."""
         for layer in self.layers.values():
             for name, parameter in layer.parameters.items():
                 if not layer.writes(name, rank):
                     continue
-                held, rule = self.optimizers.state_of(parameter), self.rules[layer.name].get(name)
-                wanted = rule.states if states and rule is not None else ()
-                of_states = {f"/{state}": held[state] for state in wanted if held.get(state) is not None}
-                for suffix, tensor in {"": parameter, **of_states}.items():
-                    tensor = tensor.to_dense() if tensor.is_sparse else tensor
-                    copies[f"{layer.name}/{name}{suffix}"] = _copy(layer.as_kept(name, tensor.detach()))
-        return copies
+                rule = self.rules[layer.name].get(name)
+                held = {**self.optimizers.state_of(parameter), WEIGHTS: parameter.detach()}
+                wanted = (WEIGHTS, *(rule.states if rule is not None else ()))
+                given = {key: held[key] for key in wanted if held.get(key) is not None}
+                dense = {key: tensor.to_dense() if tensor.is_sparse else tensor for key, tensor in given.items()}
+                yield layer, name, rule, {key: layer.as_kept(name, tensor) for key, tensor in dense.items()}
+
+    def copy(self, rank: int, *, states: bool = False) -> dict[str, Tensor]:
+        """The parameters as they are now, and the state that the optimizer has of them: what this process writes."""
+        return {
+            f"{layer.name}/{name}{'' if key == WEIGHTS else f'/{key}'}": _copy(tensor)
+            for layer, name, _, kept in self._kept(rank)
+            for key, tensor in kept.items()
+            if states or key == WEIGHTS
+        }
 
     def before_step(self, rank: int, wanted: Callable[..., bool]) -> dict[str, Tensor]:
         """The part of the optimizer's state from which the rules can replay the next step and later ones; or all of it.
@@ -142,24 +148,14 @@ class Checkpoints:
         needed: dict[str, Tensor] = {}
         whole: dict[str, Tensor] = {}
         groups = self.optimizers.groups()
-        for name, rules in self.rules.items():
-            layer = self.layers[name]
-            for parameter_name, rule in rules.items():
-                parameter = layer.parameters[parameter_name]
-                if not layer.writes(parameter_name, rank):
-                    continue
-                held = self.optimizers.state_of(parameter)
-                state = {**held, WEIGHTS: parameter.detach()}
-                for key in (WEIGHTS, *rule.states):
-                    if state.get(key) is not None:
-                        tensor = state[key].to_dense() if state[key].is_sparse else state[key]
-                        whole[state_tensor(name, parameter_name, key)] = layer.as_kept(parameter_name, tensor)
-                if id(parameter) not in groups:
-                    continue
-                for key in rule.needed(rule.log(groups[id(parameter)][1], held, True)):
-                    stored = state_tensor(name, parameter_name, key)
-                    if stored in whole:
-                        needed[stored] = whole[stored]
+        for layer, name, rule, kept in self._kept(rank):
+            if rule is None:
+                continue
+            whole |= {state_tensor(layer.name, name, key): tensor for key, tensor in kept.items()}
+            parameter = layer.parameters[name]
+            if id(parameter) in groups:
+                logged = rule.log(groups[id(parameter)][1], self.optimizers.state_of(parameter), True)
+                needed |= {state_tensor(layer.name, name, k): kept[k] for k in rule.needed(logged) & kept.keys()}
         for due, tensors in ((wanted(_size(whole), whole=True), whole), (wanted(_size(needed)), needed)):
             if due:
                 return {name: plain(_copy(tensor)) for name, tensor in tensors.items()}
@@ -172,6 +168,26 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 def _copy(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+class RunningStatistics:
+    """The running means and variances of batch and instance norms, on which the network's answers depend."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners = [
+            (f"{path}.{name}" if path else name, module, name)
+            for path, module in model.named_modules()
+            for name in ("running_mean", "running_var")
+            if isinstance(getattr(module, name, None), Tensor)
+        ]
+
+    def initial(self) -> dict[str, Tensor]:
+        """As they are when recording starts, under their names in the file of initial weights."""
+        return {STATISTICS + name: getattr(module, own).detach().clone() for name, module, own in self._owners}
+
+    def now(self) -> dict[str, np.ndarray]:
+        """As they are after a step, for the step log."""
+        return {name: plain(getattr(module, own)).numpy().copy() for name, module, own in self._owners}
 
 
 @dataclass(frozen=True)
@@ -215,24 +231,15 @@ class Start:
 
     def _matching_step(self, samples: Samples) -> int:
         """The latest step of the memory whose weights the model holds; 0 if it holds the initial weights."""
-        reader, ours = MemoryReader(self.store), self._description()
+        reader = MemoryReader(self.store)
         path, manifest = reader.address, reader.manifest
-        recorded = _comparable(manifest.layers, manifest.errors, manifest.fold, manifest.sample)
-        wanted = _comparable(ours["layers"], ours["errors"], ours["fold"], ours["sample"])
-        if recorded != wanted:
-            raise ResumeError(
-                f"{path} was recorded with other layers or settings. It has (layers, errors, fold, sample): {recorded}"
-                f"; this recording has: {wanted}. Record to another path."
-            )
-        if (manifest.recipe is None) != (ours["recipe"] is None):
-            recorded, wanted = ("slots", "recipe") if manifest.recipe is None else ("recipe", "slots")
-            raise ResumeError(f'{path} was recorded with keep="{recorded}", not "{wanted}". Record to another path.')
-        if manifest.optimizer != ours["optimizer"]:
-            raise ResumeError(
-                f"{path} was recorded with {manifest.optimizer}, not with {ours['optimizer']}. Record to another path."
-            )
-        if manifest.ranks != ours["ranks"]:
-            raise ResumeError(f"{path} was recorded in {manifest.ranks} processes; this run has {ours['ranks']}.")
+        for field, own in self._description().items():
+            recorded, wanted = _comparable(field, getattr(manifest, field)), _comparable(field, own)
+            if recorded != wanted:
+                raise ResumeError(
+                    f"{path} was recorded with other layers or settings. It has {field}: {recorded}; this recording "
+                    f"has: {wanted}. Record to another path."
+                )
         step = _logged_step(reader, samples) if manifest.fold is None else _snapshot_step(reader, samples)
         if step is not None:
             return step
@@ -270,24 +277,22 @@ class Start:
         }
 
     def _open(self, step: int, run: str) -> MemoryWriter:
+        kind = MemoryWriter if self.settings.fold is None else FoldedWriter
+        store, size = rank_store(self.store, self.processes.rank), self.settings.segment_bytes
         with writable(self.store):
-            return self._resume(step) if step else self._create(run)
+            if step:
+                return kind.resume(store, step, pool=self.pool, segment_bytes=size)
+            overwrite = self.settings.overwrite or self.settings.resume or self.processes.rank > 0
+            manifest = self._new_manifest(run)
+            return kind.create(store, manifest, self.initial(), pool=self.pool, overwrite=overwrite, segment_bytes=size)
 
-    def _resume(self, step: int) -> MemoryWriter:
-        store = rank_store(self.store, self.processes.rank)
-        return self._writer_class.resume(store, step, pool=self.pool, segment_bytes=self.settings.segment_bytes)
-
-    @property
-    def _writer_class(self) -> type[MemoryWriter]:
-        return MemoryWriter if self.settings.fold is None else FoldedWriter
-
-    def _create(self, run: str) -> MemoryWriter:
+    def _new_manifest(self, run: str) -> dict[str, object]:
         rank, rule, settings = self.processes.rank, self.checkpoints.optimizers.rules[0], self.settings
         coverage = Coverage.of(self.model, self.checkpoints.optimizers, self.checkpoints.layers, settings)
         if rank == 0:
             coverage.report(on_purpose=settings.patterns is not None)
             self.checkpoints.optimizers.report()
-        manifest: dict[str, object] = {
+        return {
             "spotlights": __version__,
             "torch": torch.__version__,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -304,14 +309,6 @@ class Start:
             "rank": rank,
             "run": run,
         }
-        return self._writer_class.create(
-            rank_store(self.store, rank),
-            manifest,
-            self.initial(),
-            pool=self.pool,
-            overwrite=settings.overwrite or settings.resume or rank > 0,
-            segment_bytes=settings.segment_bytes,
-        )
 
 
 def _git_revision() -> str | None:
@@ -344,13 +341,18 @@ def _are_initial(reader: MemoryReader, samples: Samples) -> bool:
     return all(torch.equal(weights[probed_entries(weights.numel())], value) for weights, value in initial)
 
 
-def _comparable(layers: Mapping[str, LayerEntry], errors: bool, fold: FoldEntry | None, sample: Any) -> tuple[Any, ...]:
-    """What must be equal in a memory and in the recording that resumes it."""
-    entries = {
+def _comparable(field: str, value: Any) -> Any:
+    """What of a field of the manifest must be equal in a memory and in the recording that resumes it."""
+    if field == "recipe":
+        return value is not None
+    if field == "fold":
+        return None if value is None else (value.by, value.from_step)
+    if field != "layers":
+        return value
+    return {
         name: (
             *(entry.kind, entry.map, entry.in_features, entry.out_features, entry.groups),
             *(entry.weights, entry.bias_names, entry.storage, entry.trained, entry.tokens, entry.rules),
         )
-        for name, entry in layers.items()
+        for name, entry in value.items()
     }
-    return entries, errors, None if fold is None else (fold.by, fold.from_step), sample
