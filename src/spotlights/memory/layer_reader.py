@@ -39,7 +39,7 @@ _TABLE_BYTES = 256 << 20
 """Distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
 T = TypeVar("T")
 _SEGMENTS_AHEAD = 4
-_ahead = ThreadPoolExecutor(_SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
+_ahead = ThreadPoolExecutor(2 * _SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,6 @@ class Loaded:
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
         """All of the memory, in their order."""
-        self.layouts: dict[Segment, dict[str, TensorPlace]] = {}
-        self.in_range: set[tuple[Segment, str]] = set()
-        """The tensors whose numbers were found to be in their range."""
         self._kept: OrderedDict[Segment, FileTensors] = OrderedDict()
         self._counted: dict[Segment, int] = {}
         """The bytes of each."""
@@ -149,7 +146,7 @@ class Loaded:
         return {segment: number for number, segment in enumerate(self.segments)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Segment:
     """One segment file."""
 
@@ -163,6 +160,9 @@ class Segment:
     shift: int = 0
     """The file counts its steps from this one on."""
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _layout: dict[str, TensorPlace] | None = None
+    _in_range: set[str] = field(default_factory=set)
+    """The tensors whose numbers were found to be in their range."""
 
     def tensor(self, name: str) -> Tensor | None:
         return self.loaded.tensor(self, name)
@@ -202,9 +202,9 @@ class Segment:
     def layout(self) -> dict[str, TensorPlace]:
         """The file's header, checked against the manifest."""
         with self._reading:  # threads that ask for one header read it once; those of others need not wait
-            if self not in self.loaded.layouts:
-                self.loaded.layouts[self] = self._read_layout()
-            return self.loaded.layouts[self]
+            if self._layout is None:
+                self._layout = self._read_layout()
+            return self._layout
 
     def _read_layout(self) -> dict[str, TensorPlace]:
         layout, entry = read_layout(self.store, self.entry), self.entry
@@ -215,15 +215,14 @@ class Segment:
 
     def check_range(self, name: str, values: Shaped[Tensor, "rows ..."], allowed: range) -> None:
         """Raises an error if a number of a tensor is none that it can be; each tensor is looked at once."""
-        key = self, name
-        if key in self.loaded.in_range:
+        if name in self._in_range:
             return
         if values.numel() and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
             raise MemoryFormatError(
                 f"{self.store.describe(self.entry.file)}: {name!r} has numbers outside {allowed.start} to "
                 f"{allowed.stop - 1}: the file is damaged."
             )
-        self.loaded.in_range.add(key)
+        self._in_range.add(name)
 
 
 @dataclass(frozen=True)
