@@ -129,7 +129,6 @@ class MemoryReader:
             name: LayerReader(name, self.manifest, self.segments, self.column_kind, self.need_slots)
             for name in self.manifest.layers
         }
-        self._logs: dict[str, StepLog] = {}
         self.moments: dict[str, Tensor] = {}
         """Of each layer's keys, once they have been computed or loaded."""
 
@@ -295,9 +294,7 @@ class MemoryReader:
 
     def log(self, layer: str) -> StepLog:
         """The log of the steps that all processes of the run have written."""
-        if layer not in self._logs:
-            self._logs[layer] = self._read_log(layer)
-        return self._logs[layer]
+        return self.layers[layer].once("log", lambda: self._read_log(layer))
 
     def _read_log(self, layer: str) -> StepLog:
         entry, manifest = self.manifest.layers[layer], self.manifest

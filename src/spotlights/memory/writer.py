@@ -75,7 +75,8 @@ class MemoryWriter:
         self._indexes = {name: KeyIndex() for name, e in manifest.layers.items() if e.indexed}
         self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
-        self._bytes = self._bytes_in_all = 0
+        self._bytes = 0
+        self._bytes_in_all = sum(segment.bytes for segment in manifest.segments)
         self._bytes_since_checkpoint = self._bytes_since_whole_checkpoint = 0
         self._since = time.monotonic()
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(self.waiting)

@@ -212,8 +212,6 @@ class Trajectory:
         slots = sum(layer.slots * layer.bytes_of_slot for layer in reader.layers.values())
         self._bytes_of_slots = max(1, slots // max(1, reader.manifest.steps))
         """Of one step."""
-        for layer in reader.layers.values():
-            layer.keep_key_table()
 
     def backwards(self) -> Iterator[Move]:
         """Every step, the last one first."""
