@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 
 from spotlights.errors import MemoryFormatError, SettingError
 from spotlights.memory.files import check_content, checked_blocks, claim, read_manifest, writable
-from spotlights.memory.format.manifest import FileEntry, Manifest
 from spotlights.memory.reader import rank_store
 from spotlights.memory.store import Store
 
@@ -24,7 +22,7 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
     if overwrite:
         for rank in range(first.ranks):
             origin = rank_store(source, rank)
-            for entry in _files(read_manifest(origin)[0]):
+            for entry in read_manifest(origin)[0].listed:
                 check_content(origin, entry)
     with writable(target), contextlib.ExitStack() as after:
         after.callback(claim(target, overwrite=overwrite))
@@ -34,12 +32,6 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
             manifest, read_version = read_manifest(origin)
             if version != read_version:
                 raise MemoryFormatError(f"{origin} is being recorded: it changed while it was read. Copy it again.")
-            for entry in _files(manifest):
+            for entry in {listed.file: listed for listed in manifest.listed}.values():
                 place.write(entry.file, checked_blocks(origin, entry), new=True)
             place.commit(content, None)
-
-
-def _files(manifest: Manifest) -> Iterable[FileEntry]:
-    """All files that a manifest names."""
-    kept = [segment for snapshot in manifest.snapshots[1:] for segment in snapshot.segments]
-    return {entry.file: entry for entry in [*manifest.files, *kept]}.values()

@@ -395,8 +395,8 @@ class Committed:
 
     def delete_unlisted(self) -> None:
         """Deletes what the manifest does not list: segments of dropped steps, and files that a killed process left."""
-        listed = {names.MANIFEST, names.MOMENTS, names.CALIBRATION, *(entry.file for entry in self.manifest.files)}
-        listed |= {segment.file for kept in self.manifest.snapshots for segment in kept.segments}
+        listed = {names.MANIFEST, names.MOMENTS, names.CALIBRATION}
+        listed |= {entry.file for entry in self.manifest.listed}
         for name in list(self.store.list()):
             if names.may_be_of_a_memory(name) and not name.startswith("rank") and name not in listed:
                 self.store.delete(name)

@@ -59,17 +59,6 @@ class StoredRows:
         """The rows, multiplied by their factors."""
         return self.rows if self.scale is None else scaled_rows(self.rows, self.scale)
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        return self.place.start < stop and start < self.place.stop
-
-    def part(self, start: int, stop: int, first: int) -> StoredRows:
-        """Those placed from `start` to before `stop`, as if the place `start` were `first`."""
-        at = max(start, self.place.start)
-        some = slice(at - self.place.start, min(stop, self.place.stop) - self.place.start)
-        place = slice(first + at - start, first + min(stop, self.place.stop) - start)
-        scale, norms = (None if tensor is None else tensor[some] for tensor in (self.scale, self.norms))
-        return StoredRows(place, self.rows[some], scale, norms)
-
     def times_scale(self, numbers: Float[Tensor, "*lead rows"]) -> Float[Tensor, "*lead rows"]:
         """A number for each row, multiplied by the row's factor."""
         return numbers if self.scale is None else numbers * self.scale
@@ -356,8 +345,6 @@ class LayerReader:
         """What the names of this layer's tensors and columns begin with."""
         self.storage = storage_named(self.entry.storage)
         widest = max(self.entry.in_features, self.entry.out_features) * self.storage.dtype.itemsize
-        self.bytes_of_slot = (self.entry.in_features + self.entry.out_features) * self.storage.compute_dtype.itemsize
-        """Of a decoded key and error, if neither is stored as tokens."""
         self.rows_at_once = max(_FEWEST_ROWS, min(ROWS, _ROWS_BYTES // widest))
         """Rows of keys, and of errors, that are read at once."""
         self.folded = manifest.fold is not None

@@ -24,7 +24,7 @@ from spotlights.errors import SettingError
 from spotlights.memory.store.base import Pieces
 from spotlights.memory.store.local import OpenFile, becoming
 
-LIMIT = 10 << 30
+CACHE_BYTES = 10 << 30
 _AT_ONCE = 1 << 20
 _ENDING = ".bytes"
 _OURS = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
@@ -36,15 +36,15 @@ class Cache:
     """A directory that takes up to `limit` bytes."""
 
     root: Path
-    limit: int = LIMIT
+    limit: int = CACHE_BYTES
 
     @classmethod
-    def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
+    def at(cls, root: str | os.PathLike[str] | None, limit: int = CACHE_BYTES) -> Cache | None:
         """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
         if not isinstance(root, str | os.PathLike | None):
             raise SettingError(f"cache={root!r} is not a path.")
         if not isinstance(limit, int):
-            raise SettingError(f"cache_bytes={limit!r} is not a number of bytes. Give one such as {LIMIT}.")
+            raise SettingError(f"cache_bytes={limit!r} is not a number of bytes. Give one such as {CACHE_BYTES}.")
         if root is None:
             user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
