@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import spotlights as sl
 from memories import mlp, train, whole_numbers
+from training import chosen, examples, network, sgd
 
 
 def test_unknown_names_are_refused_with_a_list_of_what_there_is():
@@ -156,3 +157,19 @@ def test_a_pass_sees_no_other_pass_through_the_network_or_a_copy_of_it(tmp_path,
         other(x)
     assert len(spot["0"].queries) == 1
     assert torch.equal(spot["0"].contributions(target=1).totals("example").values, right)
+
+
+@pytest.mark.parametrize("name", ["entries", "unrolled", "log", "keys"])
+def test_a_column_may_be_called_whatever_the_library_calls_things_of_its_own(tmp_path, name):
+    model = network()
+    optimizer, (x, y) = sgd(model), examples()
+    with sl.record(model, optimizer, tmp_path / "m") as recorder:
+        for step in range(3):
+            recorder.batch(**{name: y[chosen(step)]})
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[chosen(step)]), y[chosen(step)]).backward()
+            optimizer.step()
+    attention = sl.open(tmp_path / "m").attend(model, x[:2])["0"]
+    attention.contributions(target=1).top(3)
+    groups = {row[name] for row in attention.totals(name).rows(0)}
+    assert groups == {int(label) for step in range(3) for label in y[chosen(step)]}

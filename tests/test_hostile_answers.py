@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,16 @@ def test_on_a_full_disk_the_answer_of_before_stays(tmp_path: Path, monkeypatch: 
 
     save([{"a": 1}])
     before = (tmp_path / name).read_bytes()
-    monkeypatch.setattr(os, call, lambda *a, **k: _full())
-    with pytest.raises(sl.StoreError, match="No space left"):
-        save([{"a": 2}])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if call == "write":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file may have a byte
+    else:
+        monkeypatch.setattr(os, call, lambda *a, **k: _full())
+    try:
+        with pytest.raises(sl.StoreError, match="File too large" if call == "write" else "No space left"):
+            save([{"a": 2}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == before

@@ -318,8 +318,7 @@ def test_the_cache_stays_within_its_limit_and_may_be_lost(address, wide, tmp_pat
     small = tmp_path / "small"
     for _ in range(2):
         # What is read ahead may arrive after the answer.
-        with ThreadPoolExecutor() as fetching, ThreadPoolExecutor() as ahead, monkeypatch.context() as patch:
-            patch.setattr(files, "_fetching", fetching)
+        with ThreadPoolExecutor() as ahead, monkeypatch.context() as patch:
             patch.setattr(layer_reader, "_ahead", ahead)
             memory = sl.open(address, cache=small, cache_bytes=700_000)
             assert torch.equal(memory.attend(wide, examples(torch.float32)[0][:3])["2"].scores(), expected)

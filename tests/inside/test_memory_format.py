@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 
 import spotlights as sl
 from spotlights.memory.buffers import BufferPool
-from spotlights.memory.files import checksum_of, write_tensors
+from spotlights.memory.files import check_content, write_tensors
 from spotlights.memory.format.manifest import signed
 from spotlights.memory.format.tensors import lay_out
 from spotlights.memory.store import store_at
+from spotlights.memory.writer import MemoryWriter
 from training import elsewhere, examples, network, sgd, train
 
 X, _ = examples()
@@ -118,7 +119,7 @@ def test_a_file_holds_the_bytes_of_its_blocks_whatever_their_sizes(tmp_path, see
     store = store_at(tmp_path)
     entry = write_tensors(store, "f", {name: [b.numpy() for b in blocks] for name, blocks in tensors.items()})
     assert (tmp_path / "f").stat().st_size == entry.bytes
-    assert checksum_of(store, "f") == entry.checksum
+    check_content(store, entry)
     for name, found in load_file(tmp_path / "f").items():
         assert torch.equal(found, torch.cat(tensors[name]))
 
@@ -478,3 +479,15 @@ def test_a_path_without_a_memory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(sl.MemoryFormatError, match="file"):
         sl.open(tmp_path / "file")
+
+
+def test_checkpoints_of_all_processes_are_as_frequent_after_resuming(tmp_path):
+    """Processes agree on the steps by the bytes and the steps since the beginning, not since they resumed."""
+    model = network()
+    with sl.record(model, optimizer := sgd(model), tmp_path / "m", segment_bytes=1000) as recorder:
+        train(model, optimizer, 64, recorder)
+    nbytes = sl.open(tmp_path / "m").view.reader.nbytes // 64  # so large as a step: every fourth one, or eighth
+    resumed = MemoryWriter.resume(store_at(tmp_path / "m"), 64, pool=BufferPool(0), segment_bytes=1000)
+    assert resumed.aligned(64, nbytes)
+    assert [step for step in range(64, 96) if resumed.aligned(step, nbytes)][1] <= 72
+    resumed.close(None)

@@ -7,10 +7,9 @@ or `step=range(0, 3000)`.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -174,11 +173,6 @@ class Block:
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
-    @property
-    def starts(self) -> list[int]:
-        """How many slots of the block are before each piece."""
-        return list(itertools.accumulate(map(len, self.pieces[:-1]), initial=0)) if self.pieces else []
-
     @cached_property
     def slots(self) -> Int64[Tensor, "rows"]:
         """The slots' numbers."""
@@ -211,40 +205,6 @@ class Block:
         """The number of each slot's key, if keys are stored once."""
         return torch.cat([piece.segment.key_numbers()[piece.rows] for piece in self.pieces])
 
-    def held(self) -> HeldBlock:
-        """The same block with its keys and errors in main memory."""
-        shared = self.layer.storage.dtype != self.layer.storage.compute_dtype or len(self) > self.layer.rows_at_once
-
-        def read(what: str) -> list[StoredRows]:
-            rows = self._rows(what)
-            return [replace(some, rows=some.rows.clone()) for some in rows] if shared else list(rows)
-
-        return HeldBlock(self.layer, self.pieces, self.known, {what: read(what) for what in (names.KEYS, names.ERRORS)})
-
-
-@dataclass(frozen=True)
-class HeldBlock(Block):
-    """A block whose keys and errors have been read."""
-
-    rows: Mapping[str, list[StoredRows]] = field(default_factory=dict)
-
-    def _rows(self, what: str) -> Iterator[StoredRows]:
-        yield from self.rows[what]
-
-    def split(self, blocks: Sequence[Block]) -> list[Block]:
-        """What was read, divided among blocks that have one part of each piece, one after the other."""
-        starts = dict(zip((piece.segment.start for piece in self.pieces), self.starts, strict=True))
-        parts: list[Block] = []
-        for block in blocks:
-            rows: dict[str, list[StoredRows]] = {what: [] for what in self.rows}
-            for piece, first in zip(block.pieces, block.starts, strict=True):
-                start = starts[piece.segment.start]
-                stop = starts[piece.segment.start] = start + len(piece)
-                for what, read in self.rows.items():
-                    rows[what] += [some.part(start, stop, first) for some in read if some.overlaps(start, stop)]
-            parts.append(HeldBlock(self.layer, block.pieces, block.known, rows))
-        return parts
-
 
 def in_blocks(
     layer: LayerReader, selection: Selection, rows: int, segments: Sequence[SegmentSlots] | None = None
@@ -275,7 +235,6 @@ class StepBlocks:
         self._selection = selection
         self._known: dict[int, tuple[SegmentSlots, list[int], Tensor | None]] = {}
         """Of each rank, the segment that was asked for last."""
-        self._held: dict[int, Block] = {}
 
     def block(self, first: int, end: int) -> Block:
         """The slots of the steps from `first` to before `end`; the block may be empty."""
@@ -291,16 +250,6 @@ class StepBlocks:
             if len(piece):
                 pieces.append(piece)
         return Block(self._layer, tuple(pieces))
-
-    def held(self, step: int) -> Block:
-        """The slots of one step, with keys and errors in main memory: read together with those of steps beside it."""
-        if step not in self._held:
-            together = max(1, self._layer.rows_at_once // max(1, len(self.block(step, step + 1))))
-            steps = range(step - step % together, step - step % together + together)
-            whole = self.block(steps.start, steps.stop).held()
-            parts = whole.split([self.block(s, s + 1) for s in steps])
-            self._held = dict(zip(steps, parts, strict=True))
-        return self._held[step]
 
     def _look_up(self, segment: SegmentSlots) -> tuple[list[int], Tensor | None]:
         """Where each step of the segment begins (and the last one ends), and which slots are selected."""

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-
-import numpy as np
-import xxhash
-from jaxtyping import UInt8
 
 from spotlights.errors import MemoryFormatError, SettingError
-from spotlights.memory.files import READ_BYTES, check_content, claim, read_manifest, writable
-from spotlights.memory.format.manifest import FileEntry, Manifest
+from spotlights.memory.files import check_content, checked_blocks, claim, read_manifest, writable
 from spotlights.memory.reader import rank_store
 from spotlights.memory.store import Store
 
@@ -28,7 +22,7 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
     if overwrite:
         for rank in range(first.ranks):
             origin = rank_store(source, rank)
-            for entry in _files(read_manifest(origin)[0]):
+            for entry in read_manifest(origin)[0].listed:
                 check_content(origin, entry)
     with writable(target), contextlib.ExitStack() as after:
         after.callback(claim(target, overwrite=overwrite))
@@ -38,27 +32,6 @@ def copy_memory(source: Store, target: Store, *, overwrite: bool) -> None:
             manifest, read_version = read_manifest(origin)
             if version != read_version:
                 raise MemoryFormatError(f"{origin} is being recorded: it changed while it was read. Copy it again.")
-            for entry in _files(manifest):
-                place.write(entry.file, _checked(origin, entry), new=True)
+            for entry in {listed.file: listed for listed in manifest.listed}.values():
+                place.write(entry.file, checked_blocks(origin, entry), new=True)
             place.commit(content, None)
-
-
-def _files(manifest: Manifest) -> Iterable[FileEntry]:
-    """All files that a manifest names."""
-    kept = [segment for snapshot in manifest.snapshots[1:] for segment in snapshot.segments]
-    return {entry.file: entry for entry in [*manifest.files, *kept]}.values()
-
-
-def _checked(store: Store, entry: FileEntry) -> Iterator[UInt8[np.ndarray, "bytes"]]:
-    checksum = xxhash.xxh3_64()
-    for start in range(0, entry.bytes, READ_BYTES):
-        try:
-            block = store.load(entry.file, range(start, min(start + READ_BYTES, entry.bytes)), "")
-        except OSError as error:
-            raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
-        checksum.update(block.data)
-        yield block
-    if checksum.hexdigest() != entry.checksum:
-        raise MemoryFormatError(
-            f"{store.describe(entry.file)} is damaged: it does not have the checksum in memory.json."
-        )

@@ -12,9 +12,8 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,9 @@ from spotlights.memory.format.manifest import FileEntry, Manifest, SegmentEntry,
 from spotlights.memory.format.recipe import RECIPE
 from spotlights.memory.format.tensors import LENGTH_BYTES, Blocks, TensorPlace, lay_out, parse_header
 from spotlights.memory.store import Store
+from spotlights.memory.store.local import becoming
 
-READ_BYTES = 16 << 20
+_READ_BYTES = 16 << 20
 """Of a file that is read from its beginning to its end."""
 _HEADER_BYTES = 16 << 10
 """Read at once at the beginning of a file: few headers are longer."""
@@ -107,9 +107,6 @@ def read_layout(store: Store, entry: FileEntry) -> dict[str, TensorPlace]:
         raise MemoryFormatError(f"{store.describe(entry.file)} is not a readable safetensors file: {error}.") from error
 
 
-_fetching = ThreadPoolExecutor(8, thread_name_prefix="spotlights-fetch")
-
-
 class FileTensors(Mapping[str, Tensor]):
     """The tensors of a file. Each one is read when it is first used, and kept."""
 
@@ -122,25 +119,21 @@ class FileTensors(Mapping[str, Tensor]):
         self.nbytes = 0
         """What is kept, or will be."""
 
-    def fetch(self, name: str) -> Future[UInt8[np.ndarray, "bytes"]]:
-        """Begins to read a tensor, if that has not begun yet: in the background, where it takes long."""
+    def fetch(self, name: str) -> UInt8[np.ndarray, "bytes"]:
+        """The bytes of a tensor's span: read by the first thread that asks for them, others wait."""
         span = self._spans[name]
         with self._lock:
             fetched = self._fetched.get(span)
-            if fetched is not None and not (fetched.done() and fetched.exception() is not None):
-                return fetched
-            load = partial(self._store.load, self._entry.file, span, self._entry.checksum)
-            if not self.is_near(name):
-                fetched = _fetching.submit(load)
-            else:
-                fetched = Future()
-                try:
-                    fetched.set_result(load())
-                except OSError as error:
-                    fetched.set_exception(error)
-            self._fetched[span] = fetched
-            self.nbytes += len(span)
-        return fetched
+            first = fetched is None or (fetched.done() and fetched.exception() is not None)
+            if fetched is None or first:
+                fetched = self._fetched[span] = Future()
+                self.nbytes += len(span)
+        if first:
+            try:
+                fetched.set_result(self._store.load(self._entry.file, span, self._entry.checksum))
+            except BaseException as error:
+                fetched.set_exception(error)
+        return fetched.result()
 
     def is_fetched(self, name: str) -> bool:
         """Whether nobody need begin to read a tensor."""
@@ -153,7 +146,7 @@ class FileTensors(Mapping[str, Tensor]):
             return torch.empty(place.shape, dtype=place.dtype)
         first = place.start * size - self._spans[name].start
         with self._readable():
-            content = torch.from_numpy(self.fetch(name).result())
+            content = torch.from_numpy(self.fetch(name))
         return content[first : first + numbers * size].view(place.dtype).view(place.shape)
 
     def rows(
@@ -190,18 +183,18 @@ class FileTensors(Mapping[str, Tensor]):
 
     def is_near(self, name: str) -> bool:
         """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep the whole."""
-        return self._store.streams or self._load_kept(name, [], 0, np.empty(0, np.uint8))
+        with self._readable():
+            return self._load_pieces(name, [], 0, np.empty(0, np.uint8))
 
     def _load(self, name: str, starts: Sequence[int], width: int, into: Shaped[Tensor, "..."]) -> None:
         room = into.view(-1).numpy().view(np.uint8)
-        if self._store.streams:
-            self._store.load_pieces(self._entry.file, starts, width, self._entry.checksum, room)
-        elif not self._load_kept(name, starts, width, room):  # a cache has made room meanwhile
-            whole, first = self.fetch(name).result(), self._spans[name].start
+        if not self._load_pieces(name, starts, width, room):  # a cache has made room meanwhile
+            whole, first = self.fetch(name), self._spans[name].start
             room[:] = np.concatenate([whole[start - first : start - first + width] for start in starts])
 
-    def _load_kept(self, name: str, starts: Sequence[int], width: int, room: UInt8[np.ndarray, "bytes"]) -> bool:
-        return self._store.load_kept(self._entry.file, self._spans[name], self._entry.checksum, (starts, width), room)
+    def _load_pieces(self, name: str, starts: Sequence[int], width: int, room: UInt8[np.ndarray, "bytes"]) -> bool:
+        entry = self._entry
+        return self._store.load_pieces(entry.file, self._spans[name], entry.checksum, (starts, width), room)
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
@@ -237,15 +230,6 @@ def _spans(layout: Mapping[str, TensorPlace]) -> dict[str, range]:
     return {name: span for span, together in groups for name in together}
 
 
-def checksum_of(store: Store, name: str) -> str:
-    """The checksum that `write_tensors` returned for this file."""
-    checksum = xxhash.xxh3_64()
-    size = store.size(name)
-    for start in range(0, size, READ_BYTES):
-        checksum.update(store.load(name, range(start, min(start + READ_BYTES, size)), "").data)
-    return checksum.hexdigest()
-
-
 @contextlib.contextmanager
 def writable(store: Store | str | Path) -> Iterator[None]:
     """Raises a StoreError in place of what a system says of a full or read-only disk, or of a name that is too long."""
@@ -259,42 +243,35 @@ def writable(store: Store | str | Path) -> Iterator[None]:
 
 def write_whole(path: str | Path, content: bytes) -> None:
     """Writes a file of an answer: until it is complete, what was there before stays; a full disk is a StoreError."""
-    with writable(path):
-        place = os.path.realpath(path)
-        if os.path.exists(place) and not os.path.isfile(place):  # a pipe, or a terminal
-            _write_all(os.open(place, os.O_WRONLY), content)
-            return
-        written = f"{place}.{secrets.token_hex(4)}{names.UNFINISHED}"
+    with writable(path), contextlib.ExitStack() as opened:
+        place, mode = os.path.realpath(path), "wb"
+        if os.path.isfile(place) or not os.path.exists(place):  # else a pipe, or a terminal
+            place, mode = opened.enter_context(becoming(place)), "xb"
+        opened.enter_context(open(place, mode)).write(content)
+
+
+def checked_blocks(store: Store, entry: FileEntry) -> Iterator[UInt8[np.ndarray, "bytes"]]:
+    """A file, block by block; at its end, an error if it does not have the checksum that the manifest says."""
+    check_size(store, entry)
+    checksum = xxhash.xxh3_64()
+    for start in range(0, entry.bytes, _READ_BYTES):
         try:
-            _write_all(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), content)
-            os.replace(written, place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(written)
-            raise
-
-
-def _write_all(file: int, content: bytes) -> None:
-    rest = memoryview(content)
-    try:
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    finally:
-        os.close(file)
+            block = store.load(entry.file, range(start, min(start + _READ_BYTES, entry.bytes)), "")
+        except OSError as error:
+            raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
+        checksum.update(block.data)
+        yield block
+    if checksum.hexdigest() != entry.checksum:
+        raise MemoryFormatError(
+            f"{store.describe(entry.file)} has checksum {checksum.hexdigest()}, memory.json says {entry.checksum}: its "
+            "content has changed since it was written. Restore it from a copy of the memory."
+        )
 
 
 def check_content(store: Store, entry: FileEntry) -> None:
     """Raises an error if a file does not have the checksum that the manifest says."""
-    check_size(store, entry)
-    try:
-        checksum = checksum_of(store, entry.file)
-    except OSError as error:
-        raise MemoryFormatError(f"{store.describe(entry.file)} cannot be read: {error}.") from error
-    if checksum != entry.checksum:
-        raise MemoryFormatError(
-            f"{store.describe(entry.file)} has checksum {checksum}, memory.json says {entry.checksum}: its content has "
-            "changed since it was written. Restore it from a copy of the memory."
-        )
+    for _ in checked_blocks(store, entry):
+        pass
 
 
 def claim(store: Store, *, overwrite: bool) -> Callable[[], None]:
@@ -341,8 +318,9 @@ def _is_ours(store: Store, name: str) -> bool:
         return b'"spotlights"' in store.read(name)
     if not (names.may_be_of_a_memory(name) and name.endswith(".safetensors")):
         return names.may_be_of_a_memory(name)
-    beginning = store.read(name, range(LENGTH_BYTES))
-    length = int.from_bytes(beginning, "little") if len(beginning) == LENGTH_BYTES else 0
+    if store.size(name) < LENGTH_BYTES:
+        return False
+    length = int.from_bytes(store.load(name, range(LENGTH_BYTES), "").tobytes(), "little")
     return length > 0 and (LENGTH_BYTES + length) % PAGE == 0  # our headers fill whole pages
 
 
@@ -417,8 +395,8 @@ class Committed:
 
     def delete_unlisted(self) -> None:
         """Deletes what the manifest does not list: segments of dropped steps, and files that a killed process left."""
-        listed = {names.MANIFEST, names.MOMENTS, names.CALIBRATION, *(entry.file for entry in self.manifest.files)}
-        listed |= {segment.file for kept in self.manifest.snapshots for segment in kept.segments}
+        listed = {names.MANIFEST, names.MOMENTS, names.CALIBRATION}
+        listed |= {entry.file for entry in self.manifest.listed}
         for name in list(self.store.list()):
             if names.may_be_of_a_memory(name) and not name.startswith("rank") and name not in listed:
                 self.store.delete(name)

@@ -39,7 +39,7 @@ from spotlights.memory.format.columns import (
     is_missing,
     missing,
 )
-from spotlights.memory.format.manifest import FoldEntry, LayerEntry, SegmentEntry, Snapshot
+from spotlights.memory.format.manifest import FoldEntry, LayerEntry, SegmentEntry
 from spotlights.memory.slots import StepRecord
 from spotlights.memory.writer import MemoryWriter
 
@@ -139,7 +139,7 @@ class FoldedWriter(MemoryWriter):
             self._memory.delete_unlisted()
             return
         start = time.monotonic()
-        newest = Snapshot(fold.steps, fold.asked, self.manifest.segments)
+        newest = self.manifest.snapshots[0]
         earlier = newest if newest.asked else fold.earlier
         fold = dataclasses.replace(fold, steps=self._last.step + 1, asked=asked, earlier=None if only else earlier)
         try:

@@ -35,11 +35,11 @@ ROWS, _FEWEST_ROWS, _ROWS_BYTES = 4096, 64, 2 << 20
 """Rows that are read at once: at most, at least, and how many bytes they take in between. These stay in the cache."""
 _KEPT_BYTES = 1 << 30
 """Tensors of this size in all are kept."""
-_TABLE_BYTES = 256 << 20
-"""Distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
+_TABLE_BYTES = 512 << 20
+"""Decoded distinct keys of a layer are kept if they take no more, as their rows are asked for in any order."""
 T = TypeVar("T")
 _SEGMENTS_AHEAD = 4
-_ahead = ThreadPoolExecutor(_SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
+_ahead = ThreadPoolExecutor(2 * _SEGMENTS_AHEAD, thread_name_prefix="spotlights-ahead")
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,6 @@ class StoredRows:
     def scaled(self) -> Float[Tensor, "rows features"] | SparseRows:
         """The rows, multiplied by their factors."""
         return self.rows if self.scale is None else scaled_rows(self.rows, self.scale)
-
-    def overlaps(self, start: int, stop: int) -> bool:
-        return self.place.start < stop and start < self.place.stop
-
-    def part(self, start: int, stop: int, first: int) -> StoredRows:
-        """Those placed from `start` to before `stop`, as if the place `start` were `first`."""
-        at = max(start, self.place.start)
-        some = slice(at - self.place.start, min(stop, self.place.stop) - self.place.start)
-        place = slice(first + at - start, first + min(stop, self.place.stop) - start)
-        scale, norms = (None if tensor is None else tensor[some] for tensor in (self.scale, self.norms))
-        return StoredRows(place, self.rows[some], scale, norms)
 
     def times_scale(self, numbers: Float[Tensor, "*lead rows"]) -> Float[Tensor, "*lead rows"]:
         """A number for each row, multiplied by the row's factor."""
@@ -97,9 +86,6 @@ class Loaded:
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
         """All of the memory, in their order."""
-        self.layouts: dict[Segment, dict[str, TensorPlace]] = {}
-        self.in_range: set[tuple[Segment, str]] = set()
-        """The tensors whose numbers were found to be in their range."""
         self._kept: OrderedDict[Segment, FileTensors] = OrderedDict()
         self._counted: dict[Segment, int] = {}
         """The bytes of each."""
@@ -149,7 +135,7 @@ class Loaded:
         return {segment: number for number, segment in enumerate(self.segments)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Segment:
     """One segment file."""
 
@@ -163,6 +149,9 @@ class Segment:
     shift: int = 0
     """The file counts its steps from this one on."""
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _layout: dict[str, TensorPlace] | None = None
+    _in_range: set[str] = field(default_factory=set)
+    """The tensors whose numbers were found to be in their range."""
 
     def tensor(self, name: str) -> Tensor | None:
         return self.loaded.tensor(self, name)
@@ -202,28 +191,26 @@ class Segment:
     def layout(self) -> dict[str, TensorPlace]:
         """The file's header, checked against the manifest."""
         with self._reading:  # threads that ask for one header read it once; those of others need not wait
-            if self not in self.loaded.layouts:
-                self.loaded.layouts[self] = self._read_layout()
-            return self.loaded.layouts[self]
+            if self._layout is None:
+                self._layout = self._read_layout()
+            return self._layout
 
     def _read_layout(self) -> dict[str, TensorPlace]:
-        layout, entry = read_layout(self.store, self.entry), self.entry
-        steps = entry.end_step - entry.first_step
-        for fault in faults_in_segment(self.manifest, layout, steps, entry.slots, entry.keys, entry.errors):
-            raise MemoryFormatError(f"{self.store.describe(entry.file)}: {fault}.")
+        layout = read_layout(self.store, self.entry)
+        for fault in faults_in_segment(self.manifest, layout, self.entry):
+            raise MemoryFormatError(f"{self.store.describe(self.entry.file)}: {fault}.")
         return layout
 
     def check_range(self, name: str, values: Shaped[Tensor, "rows ..."], allowed: range) -> None:
         """Raises an error if a number of a tensor is none that it can be; each tensor is looked at once."""
-        key = self, name
-        if key in self.loaded.in_range:
+        if name in self._in_range:
             return
         if values.numel() and not allowed.start <= int(values.min()) <= int(values.max()) < allowed.stop:
             raise MemoryFormatError(
                 f"{self.store.describe(self.entry.file)}: {name!r} has numbers outside {allowed.start} to "
                 f"{allowed.stop - 1}: the file is damaged."
             )
-        self.loaded.in_range.add(key)
+        self._in_range.add(name)
 
 
 @dataclass(frozen=True)
@@ -273,8 +260,12 @@ class SegmentSlots:
         """For each slot: how many rows before it are stored in full, and whether its own is."""
 
         def find() -> tuple[Tensor, Tensor]:
-            tokens = self._all_tokens(what) if what in self.layer.entry.tokens else None
-            in_full = torch.ones(self.slots, dtype=torch.bool) if tokens is None else tokens[:, 0] == names.IN_FULL
+            in_full = torch.ones(self.slots, dtype=torch.bool)
+            if what in self.layer.entry.tokens:
+                tokens = self._all_tokens(what)
+                in_full = tokens[:, 0] == names.IN_FULL
+                name = f"{self.layer.tensors}{names.TOKENS[what]} where rows are tokens"
+                self.file.check_range(name, tokens[~in_full], range(self._width(what)))
             return in_full.cumsum(0) - in_full.long(), in_full
 
         return self.layer.once(("in full", what, self.start), find)
@@ -296,11 +287,6 @@ class SegmentSlots:
     def _tokens(self, what: str, rows: Int64[Tensor, "rows"]) -> SparseRows:
         dtype, width = self.layer.storage.compute_dtype, self._width(what)
         places, amounts = self.required(names.TOKENS[what])[rows], self.tensor(names.AMOUNTS[what])
-        if int(places.min()) < 0 or int(places.max()) >= width:
-            raise MemoryFormatError(
-                f'{self.file.store.describe(self.file.entry.file)}: layer "{self.layer.name}" has tokens outside '
-                f"0 to {width - 1}."
-            )
         amounts_of_rows = torch.ones(places.shape, dtype=dtype) if amounts is None else amounts[rows].to(dtype)
         return SparseRows(places, amounts_of_rows, width)
 
@@ -359,8 +345,6 @@ class LayerReader:
         """What the names of this layer's tensors and columns begin with."""
         self.storage = storage_named(self.entry.storage)
         widest = max(self.entry.in_features, self.entry.out_features) * self.storage.dtype.itemsize
-        self.bytes_of_slot = (self.entry.in_features + self.entry.out_features) * self.storage.compute_dtype.itemsize
-        """Of a decoded key and error, if neither is stored as tokens."""
         self.rows_at_once = max(_FEWEST_ROWS, min(ROWS, _ROWS_BYTES // widest))
         """Rows of keys, and of errors, that are read at once."""
         self.folded = manifest.fold is not None
@@ -370,7 +354,7 @@ class LayerReader:
         self.known: dict[object, Any] = {}
         """What one question has computed about this layer and another one may need too."""
         self._files, self._need_slots = segments, need_slots
-        self._table: Float[Tensor, "keys in_features"] | None = None
+        self._reading = threading.Lock()
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """What was computed about this layer under a key, or is now."""
@@ -425,38 +409,33 @@ class LayerReader:
             seen[segment.tokens_in_use()] = True
         return int(seen.sum())
 
-    def keep_key_table(self) -> None:
-        """Reads all distinct keys of an indexed layer, unless they are too many: a question goes step by step."""
-        size = self.distinct_keys * self.entry.in_features * self.storage.compute_dtype.itemsize
-        if not self.entry.indexed or size > _TABLE_BYTES or self._table is not None:
-            return
-        self._table = torch.empty(self.distinct_keys, self.entry.in_features, dtype=self.storage.compute_dtype)
-        for rows in self.key_table():
-            self._table[rows.place] = dense(rows.scaled)
-
     def keys_numbered(self, numbers: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
         """Some distinct keys of an indexed layer, scaled."""
-        if self._table is not None:
-            return self._table.index_select(0, numbers)
-        result = torch.empty(len(numbers), self.entry.in_features, dtype=self.storage.compute_dtype)
-        bounds = [*(segment.first_key for segment in self.segments), self.distinct_keys]
-        for segment, places, local in self._by_segment(numbers, bounds):
-            if self.distinct_keys * self.entry.in_features * self.storage.dtype.itemsize <= _TABLE_BYTES:
-                rows = segment.required(names.KEYS)[local]
-            else:
-                rows = next(segment.file.rows(self.tensors + names.KEYS, local, len(local)))
-            scale = segment.tensor(names.KEY_SCALE)
-            result[places] = rows.to(result.dtype) if scale is None else rows.to(result.dtype) * scale[local, None]
-        return result
+        if self.distinct_keys * self.entry.in_features * self.storage.compute_dtype.itemsize > _TABLE_BYTES:
+            return self._keys(numbers, [*(segment.first_key for segment in self.segments), self.distinct_keys])
+        with self._reading:  # the first thread that asks reads all of them
+            table = self.once("keys", self._all_keys)
+        return table.index_select(0, numbers)
+
+    def _all_keys(self) -> Float[Tensor, "keys in_features"]:
+        table = torch.zeros(self.distinct_keys, self.entry.in_features, dtype=self.storage.compute_dtype)
+        for rows in self.key_table():
+            table[rows.place] = dense(rows.scaled)
+        return table
 
     def keys_at(self, slots: Int64[Tensor, "rows"]) -> Float[Tensor, "rows in_features"]:
         """The keys of some slots, scaled."""
-        result = torch.empty(len(slots), self.entry.in_features, dtype=self.storage.compute_dtype)
         bounds = [*(segment.start for segment in self.segments), self.slots]
+        if not self.entry.indexed:
+            return self._keys(slots, bounds)
+        numbers = torch.empty_like(slots)
         for segment, places, local in self._by_segment(slots, bounds):
-            if self.entry.indexed:
-                result[places] = self.keys_numbered(segment.key_numbers()[local])
-                continue
+            numbers[places] = segment.key_numbers()[local]
+        return self.keys_numbered(numbers)
+
+    def _keys(self, numbers: Int64[Tensor, "rows"], bounds: list[int]) -> Float[Tensor, "rows in_features"]:
+        result = torch.empty(len(numbers), self.entry.in_features, dtype=self.storage.compute_dtype)
+        for segment, places, local in self._by_segment(numbers, bounds):
             for stored in segment.decoded(names.KEYS, local, 0):
                 result[places[stored.place]] = dense(stored.scaled)
         return result

@@ -6,16 +6,10 @@ so a memory can be read while it is being recorded: the reader sees the steps th
 Each process of a run (rank) writes a memory of its own slots, and all are read as one memory. Rank 0 writes to the
 memory's own names, rank 1 to names under `rank1/`, and so on. The processes do not talk to each other while they train.
 A step's gradient is explained by the slots of all ranks; `log` adds up the shares of the ranks.
-
-Readers derive the second moments of each layer's keys and keep them beside the memory, in `moments.safetensors`. The
-file says, by their checksums, which segments it covers. If the memory has grown since, a reader adds what is new; if
-segments were cut or replaced, the file does not count. It holds nothing that the segments do not hold, so a missing,
-foreign or damaged file is not an error, and neither is a store that cannot be written to.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -25,30 +19,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import MemoryFormatError, UnknownNameError, UnsupportedError
-from spotlights.memory.files import FileTensors, check_content, check_size, read_manifest, write_tensors
+from spotlights.memory.files import FileTensors, check_content, check_size, read_manifest
 from spotlights.memory.format import names
 from spotlights.memory.format.columns import MISSING_STRING
 from spotlights.memory.format.manifest import ColumnEntry, FileEntry, Manifest, SegmentEntry
 from spotlights.memory.format.shapes import faults_in_weights
-from spotlights.memory.format.tensors import Blocks
 from spotlights.memory.layer_reader import LayerReader, Loaded, Segment
 from spotlights.memory.shards import WholeTensors, whole
 from spotlights.memory.slots import compare
 from spotlights.memory.store import Store
 
 _TRIES = 5
-_SEGMENTS, _CHECKSUM = "/segments", "/checksum"
-"""No layer can have these names: names of layers are never empty."""
-
-KeyMoments = Mapping[str, Float[Tensor, "keys_and_1 *keys_and_1"]]
-"""By layer: Σ [k; 1] [k; 1]ᵀ over the slots, or its diagonal, in float64. The last entry is their number."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,6 @@ class MemoryReader:
             name: LayerReader(name, self.manifest, self.segments, self.column_kind, self.need_slots)
             for name in self.manifest.layers
         }
-        self._logs: dict[str, StepLog] = {}
         self.moments: dict[str, Tensor] = {}
         """Of each layer's keys, once they have been computed or loaded."""
 
@@ -295,9 +280,7 @@ class MemoryReader:
 
     def log(self, layer: str) -> StepLog:
         """The log of the steps that all processes of the run have written."""
-        if layer not in self._logs:
-            self._logs[layer] = self._read_log(layer)
-        return self._logs[layer]
+        return self.layers[layer].once("log", lambda: self._read_log(layer))
 
     def _read_log(self, layer: str) -> StepLog:
         entry, manifest = self.manifest.layers[layer], self.manifest
@@ -441,45 +424,3 @@ def _recode(manifest: Manifest, columns: dict[str, ColumnEntry]) -> dict[str, Te
         if entry.strings != strings[: len(entry.strings)]:
             numbers[name] = torch.tensor([*(strings.index(text) for text in entry.strings), MISSING_STRING])
     return numbers
-
-
-def load_moments(store: Store, manifest: Manifest) -> tuple[KeyMoments, int]:
-    """The stored moments, and how many of the memory's segments they cover: none if the file does not fit."""
-    try:
-        tensors = dict(FileTensors(store, FileEntry(names.MOMENTS, store.size(names.MOMENTS), checksum="")))
-        stated = tensors.pop(_CHECKSUM, torch.empty(0))
-    except (OSError, MemoryFormatError):
-        return {}, 0
-    if not torch.equal(stated, torch.from_numpy(_checksum({n: [t.numpy()] for n, t in tensors.items()}))):
-        return {}, 0
-    covered = tensors.pop(_SEGMENTS, torch.empty(0, dtype=torch.int64)).flatten().tolist()
-    kinds = {name: (entry.moments_shape, torch.float64) for name, entry in manifest.layers.items()}
-    fits = all((tuple(moment.shape), moment.dtype) == kinds.get(name) for name, moment in tensors.items())
-    # In a run of several processes, new segments are not of later steps alone.
-    whole = manifest.ranks == 1 or len(covered) == len(manifest.segments)
-    if not (fits and whole and covered and covered == _checksums(manifest.segments)[: len(covered)].tolist()):
-        return {}, 0
-    return {name: moment.clone() for name, moment in tensors.items()}, len(covered)
-
-
-def save_moments(store: Store, manifest: Manifest, moments: KeyMoments) -> None:
-    """Stores the moments of all segments of the manifest; does nothing if the store cannot be written to."""
-    tensors = {name: [moment.numpy()] for name, moment in moments.items()}
-    tensors[_SEGMENTS] = [_checksums(manifest.segments)]
-    tensors[_CHECKSUM] = [_checksum(tensors)]
-    with contextlib.suppress(OSError):
-        write_tensors(store, names.MOMENTS, tensors)
-
-
-def _checksum(tensors: Blocks) -> Int64[np.ndarray, "1"]:
-    """Of all tensors of a file that no manifest lists."""
-    checksum = xxhash.xxh3_64()
-    for name in sorted(tensors):
-        checksum.update(name.encode())
-        for block in tensors[name]:
-            checksum.update(np.ascontiguousarray(block).data)
-    return np.array([checksum.intdigest()], np.uint64).view(np.int64)
-
-
-def _checksums(segments: Sequence[SegmentEntry]) -> Int64[np.ndarray, "segments"]:
-    return np.array([int(segment.checksum, 16) for segment in segments], np.uint64).view(np.int64)

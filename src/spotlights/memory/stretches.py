@@ -26,6 +26,7 @@ from spotlights.memory.format import names
 from spotlights.memory.format.manifest import FileEntry, Manifest
 from spotlights.memory.reader import MemoryReader, Part, StepLog, joined, read_weights
 from spotlights.memory.store import LocalStore, Store
+from spotlights.memory.store.base import Pieces
 
 T = TypeVar("T")
 _FOLDER, _ENDING = "recipes", ".memory"
@@ -50,9 +51,9 @@ class StretchStore(LocalStore):
         return self._made(name, lambda: LocalStore.load(self, name, span, checksum))
 
     def load_pieces(
-        self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
-    ) -> None:
-        self._made(name, lambda: LocalStore.load_pieces(self, name, starts, width, checksum, into))
+        self, name: str, span: range, checksum: str, pieces: Pieces, into: UInt8[np.ndarray, "bytes"]
+    ) -> bool:
+        return self._made(name, lambda: LocalStore.load_pieces(self, name, span, checksum, pieces, into))
 
     def _made(self, name: str, read: Callable[[], T]) -> T:
         for _ in range(_TRIES):

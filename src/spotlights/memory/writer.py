@@ -1,7 +1,7 @@
 """The writer: appends the steps of a run to a memory.
 
 Only the writer changes the manifest and the files that the manifest lists. (Readers may add derived files beside them:
-`memory/reader.py`.) Steps are collected until they fill a segment. A background thread writes the segment and then
+`memory/moments.py`.) Steps are collected until they fill a segment. A background thread writes the segment and then
 commits a manifest that lists it. At most two segments wait for the thread; after that `add` waits too, so that a slow
 disk slows training down instead of filling main memory. The thread computes without torch's thread pool, which would
 compete with the training thread's (measured: twice the time per step).
@@ -75,7 +75,8 @@ class MemoryWriter:
         self._indexes = {name: KeyIndex() for name, e in manifest.layers.items() if e.indexed}
         self._undecided = {name for name in manifest.layers if not any(s.slots[name] for s in manifest.segments)}
         self._steps: list[StepRecord] = []
-        self._bytes = self._bytes_in_all = 0
+        self._bytes = 0
+        self._bytes_in_all = sum(segment.bytes for segment in manifest.segments)
         self._bytes_since_checkpoint = self._bytes_since_whole_checkpoint = 0
         self._since = time.monotonic()
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(self.waiting)

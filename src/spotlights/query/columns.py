@@ -221,7 +221,7 @@ def distinct(view: View, layer: LayerReader, column: str) -> tuple[np.ndarray, n
         layer.column_kind(column)  # an unknown column gets its error here
         return view.reduce(layer.name, DistinctReducer(column), selection=Everything()).result()
 
-    return layer.once(column, find)
+    return layer.once(("distinct", column), find)
 
 
 def grouping(view: View, layer: LayerReader, column: str, bins: int | None = None) -> Grouping:

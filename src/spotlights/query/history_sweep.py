@@ -307,7 +307,7 @@ class _LayerValues:
         self, move: Move, factors: list[list[Scaled | None]], course: Course, of_examples: Tensor | None
     ) -> Iterator[tuple[Block, Tensor]]:
         """`of_examples`: what of the step's one slot belongs to examples."""
-        block = self._selected.held(move.step)
+        block = self._selected.block(move.step, move.step + 1)
         less = 0.0 if of_examples is None else of_examples[:, None]
         if len(block):
             yield block, self._values(block, factors) - less

@@ -27,9 +27,6 @@ from spotlights.query.contraction import add_gradient, error_sums, gradient_of
 TRAJECTORY_BYTES = 768 << 20
 """How much of the trajectory is kept at a time: states at the starts of stretches, and the weights of one stretch."""
 
-_HELD_BYTES = 64 << 20
-"""Slots of one step up to this size are read once for all that the way forwards does with them."""
-
 _NOISE = 4.0
 """A sum is rounding error up to this many times 2ε (or their rounding over √n) of the sum of its n numbers' sizes."""
 
@@ -209,11 +206,6 @@ class Trajectory:
             name: [place for place, path in enumerate(self.parameters) if path.layer == name] for name in reader.layers
         }
         self._blocks = {name: StepBlocks(layer, Everything()) for name, layer in reader.layers.items()}
-        slots = sum(layer.slots * layer.bytes_of_slot for layer in reader.layers.values())
-        self._bytes_of_slots = max(1, slots // max(1, reader.manifest.steps))
-        """Of one step."""
-        for layer in reader.layers.values():
-            layer.keep_key_table()
 
     def backwards(self) -> Iterator[Move]:
         """Every step, the last one first."""
@@ -259,10 +251,8 @@ class Trajectory:
 
     def _advance(self, s: int, states: list[State], *, keep: bool) -> Move:
         moves: list[ParameterMove | None] = [None] * len(self.parameters)
-        held = self._bytes_of_slots <= _HELD_BYTES
-        blocks = {layer: own.held(s) if held else own.block(s, s + 1) for layer, own in self._blocks.items()}
         for layer, places in self._places.items():
-            block = blocks[layer]
+            block = self._blocks[layer].block(s, s + 1)
             bias, sizes = error_sums(block)
             noise = _rounding_error(block, bias, sizes)
             weight: Tensor | None = None

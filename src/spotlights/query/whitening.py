@@ -16,7 +16,7 @@ from torch import Tensor
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.memory.blocks import Everything, OneOf
 from spotlights.memory.layer_reader import LayerReader
-from spotlights.memory.reader import KeyMoments, load_moments, save_moments
+from spotlights.memory.moments import KeyMoments, load_moments, save_moments
 from spotlights.query.distinct_keys import VisitedKeyMoments
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.plan import Plan

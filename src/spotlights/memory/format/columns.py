@@ -90,8 +90,6 @@ class ColumnTable:
         if not name.isidentifier():
             raise SettingError(f"A column needs a name like a Python variable, not {name!r}.")
         known = self._kinds.get(name)
-        if known == "int" and isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() <= 2:
-            return _whole(name, values.numpy().copy() if values.is_cpu else values.cpu().numpy())  # as nearly always
         if isinstance(values, str) and known == "string" and values.isascii():
             return np.array(self.code(name, values), dtype=np.int64)
         array = _as_array(name, values)

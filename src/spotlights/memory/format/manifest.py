@@ -310,6 +310,11 @@ class Manifest:
         """The files that a reader needs."""
         return [self.initial, *self.segments, *([self.final] if self.final else [])]
 
+    @property
+    def listed(self) -> list[FileEntry]:
+        """The same, and those of the snapshot before."""
+        return [*self.files, *(segment for snapshot in self.snapshots[1:] for segment in snapshot.segments)]
+
     @cached_property
     def slots_note(self) -> str | None:
         """What an answer from slots that are not those of the run says; None if they are."""
@@ -432,7 +437,7 @@ def _check(manifest: Manifest) -> None:
     if fold is not None:
         need(fold.by == "example", f"it is folded by {fold.by!r}, which is unknown")
         need(fold.from_step >= 0, f"it is folded from step {fold.from_step} on")
-    for file in [*manifest.files, *(segment for kept in snapshots[1:] for segment in kept.segments)]:
+    for file in manifest.listed:
         need(is_name(file.file), f"it names the file {file.file!r}, outside the memory")
         need(file.bytes > 0, f"{file.file} has the size {file.bytes!r}")
         need(_is_hexadecimal(file.checksum), f"{file.file} has the checksum {file.checksum!r}")

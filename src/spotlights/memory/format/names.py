@@ -13,7 +13,7 @@ from functools import cache
 MANIFEST, INITIAL, FINAL = "memory.json", "initial.safetensors", "final.safetensors"
 MOMENTS = "moments.safetensors"
 CALIBRATION = "calibration.json"
-"""Both are made by readers (`memory/reader.py`, `query/forecast.py`); the manifest does not list these files."""
+"""Both are made by readers (`memory/moments.py`, `query/forecast.py`); the manifest does not list these files."""
 SEGMENTS = "segments/"
 UNFINISHED = ".part"
 """Ends the name of a file that is being written, in stores where such a file can be seen."""

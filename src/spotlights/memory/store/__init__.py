@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 from spotlights.errors import SettingError
 from spotlights.memory.store.base import Store
 from spotlights.memory.store.bucket import SCHEMES, BucketStore
-from spotlights.memory.store.cache import LIMIT as CACHE_BYTES
-from spotlights.memory.store.cache import Cache
+from spotlights.memory.store.cache import CACHE_BYTES, Cache
 from spotlights.memory.store.local import LocalStore
 
 __all__ = ["CACHE_BYTES", "BucketStore", "Cache", "LocalStore", "Store", "store_at"]

@@ -17,12 +17,15 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import UInt8
 
+Pieces = tuple[Sequence[int], int]
+"""Some parts of a file: where each one starts, and how many bytes each has."""
+
 
 class Store(ABC):
     """The files of one memory. Stores can be pickled and are safe to use from several threads."""
 
     streams: ClassVar[bool]
-    """Whether some rows of a tensor are read at the cost of their bytes, so that nobody need keep whole tensors."""
+    """Whether a piece of a file is always read at the cost of its bytes, so that nobody need fetch ahead."""
 
     @abstractmethod
     def __str__(self) -> str:
@@ -59,9 +62,10 @@ class Store(ABC):
         return True
 
     @abstractmethod
-    def read(self, name: str, span: range | None = None) -> bytes:
-        """A file's bytes, or those in a range of positions; as with slices, what lies beyond the end is left out."""
+    def read(self, name: str) -> bytes:
+        """All of a file."""
 
+    @abstractmethod
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
         """The bytes in a range that must lie within the file, for tensors to view.
 
@@ -72,35 +76,19 @@ class Store(ABC):
             span: the positions.
             checksum: that of the file's content, by which a cache may know it; empty if the content may change.
         """
-        content = self.read(name, span)
-        if len(content) != len(span):
-            raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
-        return np.frombuffer(bytearray(content), dtype=np.uint8)
+
+    @abstractmethod
+    def load_pieces(
+        self, name: str, span: range, checksum: str, pieces: Pieces, into: UInt8[np.ndarray, "bytes"]
+    ) -> bool:
+        """Loads pieces of such a range, one behind the other, into a buffer, if that costs no more than their bytes.
+
+        False if it would cost more: then nothing is loaded, and `load` gets the whole range. Without pieces, this tells
+        which it is.
+        """
 
     def will_be_read(self, name: str) -> None:  # noqa: B027 (a store need not do anything)
         """A hint that all of a file will soon be read, where it lies on a disk that can read ahead."""
-
-    def load_pieces(
-        self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
-    ) -> None:
-        """Loads several pieces of `width` bytes each, one behind the other, into a buffer."""
-        for number, start in enumerate(starts):
-            piece = self.load(name, range(start, start + width), checksum)
-            into[number * width : (number + 1) * width] = piece
-
-    def load_kept(
-        self,
-        name: str,
-        span: range,
-        checksum: str,
-        pieces: tuple[Sequence[int], int],
-        into: UInt8[np.ndarray, "bytes"],
-    ) -> bool:
-        """Loads pieces (their starts and their width) of a range that was loaded before, as `load_pieces` does.
-
-        False if no cache on this machine keeps the range; then nothing is loaded.
-        """
-        return False
 
     @abstractmethod
     def write(self, name: str, blocks: Iterable[UInt8[np.ndarray, "bytes"]], *, new: bool = False) -> None:

@@ -17,7 +17,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -28,7 +28,7 @@ from jaxtyping import UInt8
 
 from spotlights.errors import ResumeError, SettingError, UnsupportedError
 from spotlights.memory.format.names import MANIFEST, is_name
-from spotlights.memory.store.base import Store
+from spotlights.memory.store.base import Pieces, Store
 from spotlights.memory.store.cache import Cache
 
 obstore: Any = None
@@ -126,12 +126,9 @@ class BucketStore(Store):
         self._known.versions |= {key[start:]: meta["e_tag"] for key, meta in listed.items() if meta["e_tag"]}
         return {key[start:]: meta["size"] for key, meta in listed.items()}
 
-    def read(self, name: str, span: range | None = None) -> bytes:
+    def read(self, name: str) -> bytes:
         key = self._key(name)
-        if span is None:
-            return self._patiently(name, lambda: bytes(obstore.get(self._objects, key).bytes()))
-        within = range(span.start, min(span.stop, self.size(name)))
-        return bytes(self._range(name, within)) if within else b""
+        return self._patiently(name, lambda: bytes(obstore.get(self._objects, key).bytes()))
 
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
         key, cache = self._kept_as(name, span, checksum), self.cache if checksum else None
@@ -150,13 +147,8 @@ class BucketStore(Store):
         self._key(name)
         return f"{self.describe(name)} {checksum} {span.start}-{span.stop}"
 
-    def load_kept(
-        self,
-        name: str,
-        span: range,
-        checksum: str,
-        pieces: tuple[Sequence[int], int],
-        into: UInt8[np.ndarray, "bytes"],
+    def load_pieces(
+        self, name: str, span: range, checksum: str, pieces: Pieces, into: UInt8[np.ndarray, "bytes"]
     ) -> bool:
         if self.cache is None or not checksum:
             return False

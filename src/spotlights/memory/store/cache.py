@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ import xxhash
 from jaxtyping import UInt8
 
 from spotlights.errors import SettingError
-from spotlights.memory.store.local import read_file
+from spotlights.memory.store.base import Pieces
+from spotlights.memory.store.local import OpenFile, becoming
 
-LIMIT = 10 << 30
+CACHE_BYTES = 10 << 30
 _AT_ONCE = 1 << 20
-_ENDING, _UNFINISHED = ".bytes", ".part"
+_ENDING = ".bytes"
 _OURS = re.compile(rf"[0-9a-f]{{32}}\{_ENDING}")
 """Nothing else in the directory is ever deleted."""
 
@@ -36,52 +36,45 @@ class Cache:
     """A directory that takes up to `limit` bytes."""
 
     root: Path
-    limit: int = LIMIT
+    limit: int = CACHE_BYTES
 
     @classmethod
-    def at(cls, root: str | os.PathLike[str] | None, limit: int = LIMIT) -> Cache | None:
+    def at(cls, root: str | os.PathLike[str] | None, limit: int = CACHE_BYTES) -> Cache | None:
         """The cache in a directory; None for the one that the environment names, `SPOTLIGHTS_CACHE`, or the user's."""
         if not isinstance(root, str | os.PathLike | None):
             raise SettingError(f"cache={root!r} is not a path.")
         if not isinstance(limit, int):
-            raise SettingError(f"cache_bytes={limit!r} is not a number of bytes. Give one such as {LIMIT}.")
+            raise SettingError(f"cache_bytes={limit!r} is not a number of bytes. Give one such as {CACHE_BYTES}.")
         if root is None:
             user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             root = os.environ.get("SPOTLIGHTS_CACHE", f"{user}/spotlights")
         return cls(Path(root).expanduser(), limit) if str(root) and limit > 0 else None
 
     def get(self, key: str, size: int) -> UInt8[np.ndarray, "bytes"] | None:
-        """The bytes that were kept under a key; None if there are none."""
-        path = self._path(key)
-        try:
-            content = read_file(path)
-            os.utime(path)  # used now
-        except OSError:
+        """The bytes that were kept under a key, which count as used now; None if there are none."""
+        if not self.load(key, size, ((), 0), np.empty(0, np.uint8)):
             return None
-        content, stated = content[:size], content[size:]
-        return content if len(content) == size and stated.tobytes() == _checksum(key, [content]) else None
+        content = np.empty(size, np.uint8)
+        return content if self.load(key, size, ([0], size), content) else None
 
-    def load(self, key: str, size: int, pieces: tuple[Sequence[int], int], into: UInt8[np.ndarray, "bytes"]) -> bool:
-        """Loads pieces (their starts and their width) of the bytes under a key, one behind the other, into a buffer.
+    def load(self, key: str, size: int, pieces: Pieces, into: UInt8[np.ndarray, "bytes"]) -> bool:
+        """Loads pieces of the bytes under a key, one behind the other, into a buffer.
 
         False if there are no such bytes. They are compared with their checksum if that has not been done yet, and again
         if somebody else has touched the file. Without pieces, the file counts as used now.
         """
         path, (starts, width) = self._path(key), pieces
         try:
-            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-                state = _touched(file.fileno())
-                if state != _compared.get(path) and not _is_whole(file.fileno(), key, size):
-                    return False
-                _compared[path] = state
-                room = (into.data[n * width : (n + 1) * width] for n in range(len(starts)))
-                read = [os.preadv(file.fileno(), [part], start) for start, part in zip(starts, room, strict=True)]
-                if not starts:
-                    os.utime(file.fileno())
-                    _compared[path] = _touched(file.fileno())
+            file = OpenFile(path)
+            if file.identity != _compared.get(path) and not _is_whole(file, key, size):
+                return False
+            if not starts:
+                file.mark_as_used()
+            _compared[path] = file.identity
+            room = (into.data[n * width : (n + 1) * width] for n in range(len(starts)))
+            return all(file.read(start, part) == width for start, part in zip(starts, room, strict=True))
         except OSError:
             return False
-        return all(count == width for count in read)
 
     def put(self, key: str, blocks: Sequence[Any]) -> None:
         """Keeps bytes under a key, if the directory can take them."""
@@ -89,17 +82,12 @@ class Cache:
         size = sum(map(len, blocks))
         if size > self.limit:
             return
-        temporary = path.with_suffix(f".{os.getpid()}-{threading.get_native_id()}{_UNFINISHED}")
-        try:
+        with contextlib.suppress(OSError):  # a full disk; or deleted by another process
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with becoming(os.fspath(path)) as temporary, open(temporary, "wb") as file:
                 file.writelines(memoryview(block) for block in blocks)
-            os.replace(temporary, path)
-            _compared[path] = _touched(path)
+            _compared[path] = OpenFile(path).identity
             self._make_room(size)
-        except OSError:  # a full disk; or deleted by another process
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
     def _path(self, key: str) -> Path:
         return self.root / f"{xxhash.xxh3_128_hexdigest(key.encode())}{_ENDING}"
@@ -132,24 +120,20 @@ def _checksum(key: str, blocks: Sequence[Any]) -> bytes:
     return checksum.digest()
 
 
-def _touched(file: int | Path) -> tuple[int, int, int]:
-    """What changes when somebody replaces or writes a file."""
-    status = os.stat(file)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{file} is not a file")
-    return status.st_ino, status.st_size, status.st_ctime_ns
-
-
-def _is_whole(file: int, key: str, size: int) -> bool:
+def _is_whole(file: OpenFile, key: str, size: int) -> bool:
     """Whether a file holds bytes of that size, and their checksum behind them."""
-    checksum, room = xxhash.xxh3_64(key.encode()), bytearray(min(size, _AT_ONCE))
+    checksum, room = xxhash.xxh3_64(key.encode()), memoryview(bytearray(min(size, _AT_ONCE)))
+    stated = bytearray(checksum.digest_size)
+    if file.size != size + len(stated):
+        return False
     for start in range(0, size, _AT_ONCE):
-        count = os.preadv(file, [memoryview(room)[: size - start]], start)
-        checksum.update(memoryview(room)[:count])
-    return os.pread(file, checksum.digest_size + 1, size) == checksum.digest()
+        some = room[: size - start]
+        checksum.update(some[: file.read(start, some)])
+    file.read(size, memoryview(stated))
+    return stated == checksum.digest()
 
 
-_compared: dict[Path, tuple[int, int, int]] = {}
+_compared: dict[Path, tuple[int, ...]] = {}
 """The files that hold what this process has written, or has compared with their checksums."""
 _sizes: dict[Path, int] = {}
 """What each directory held when this process last looked, and what the process has added since."""

@@ -12,10 +12,11 @@ import ctypes
 import errno
 import mmap
 import os
+import secrets
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from jaxtyping import UInt8
 from spotlights.errors import ResumeError
 from spotlights.memory.buffers import DIRECT_BYTES, PAGE
 from spotlights.memory.format.names import MANIFEST, UNFINISHED, is_name
-from spotlights.memory.store.base import Store
+from spotlights.memory.store.base import Pieces, Store
 
 try:
     import fcntl
@@ -42,16 +43,18 @@ _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 """What `flock` says when another process has the lock. Anything else says that this file system has no locks."""
 
 
-class _OpenFile:
+class OpenFile:
     """A regular file, open for reading."""
 
-    def __init__(self, path: str, at: int | None) -> None:
+    def __init__(self, path: str | Path, at: int | None = None) -> None:
         # Opening a pipe would wait for a writer.
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0), dir_fd=at)
         status = os.fstat(self._file)
-        self.size, self.identity = status.st_size, _identity(status)
+        self.size = status.st_size
+        self.identity = _identity(status)
+        """What changes when somebody replaces or writes the file."""
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", path)
+            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # opening failed
@@ -68,6 +71,11 @@ class _OpenFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
 
+    def mark_as_used(self) -> None:
+        """Gives the file the time of now."""
+        os.utime(self._file)
+        self.identity = _identity(os.fstat(self._file))
+
     def is_as_before(self) -> bool:
         """Whether nobody has written to the file since it was opened."""
         return _identity(os.fstat(self._file)) == self.identity
@@ -75,7 +83,7 @@ class _OpenFile:
 
 def read_file(path: str | Path) -> UInt8[np.ndarray, "bytes"]:
     """All of a regular file; what is none raises an OSError instead of waiting."""
-    file = _OpenFile(os.fspath(path), None)
+    file = OpenFile(path)
     content = np.empty(file.size, dtype=np.uint8)
     return content[: file.read(0, content.data)]
 
@@ -90,7 +98,7 @@ class _Held:
 
     directory: int | None = None
     """A descriptor, while this process writes the memory."""
-    files: OrderedDict[str, _OpenFile] = field(default_factory=OrderedDict)
+    files: OrderedDict[str, OpenFile] = field(default_factory=OrderedDict)
     identities: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of all files that were read; other content is not read under the same name."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -156,17 +164,16 @@ class LocalStore(Store):
             raise OSError(errno.EINVAL, "Not a regular file", path)
         return status.st_size
 
-    def read(self, name: str, span: range | None = None) -> bytes:
+    def read(self, name: str) -> bytes:
         file = self._open(name, "")
-        span = range(file.size) if span is None else range(span.start, max(span.start, min(span.stop, file.size)))
-        content = bytearray(len(span))
-        return bytes(content[: file.read(span.start, memoryview(content))])
+        content = bytearray(file.size)
+        return bytes(content[: file.read(0, memoryview(content))])
 
     def load(self, name: str, span: range, checksum: str) -> UInt8[np.ndarray, "bytes"]:
         if not 0 <= span.stop <= self._open(name, checksum).size:  # before so much memory is taken
             raise OSError(f"{self.describe(name)} has fewer than {span.stop:,} bytes")
         content = np.empty(len(span), dtype=np.uint8)
-        self.load_pieces(name, [span.start], len(span), checksum, content)
+        self.load_pieces(name, span, checksum, ([span.start], len(span)), content)
         return content
 
     def will_be_read(self, name: str) -> None:
@@ -174,16 +181,17 @@ class LocalStore(Store):
             self._open(name, "").will_be_read()
 
     def load_pieces(
-        self, name: str, starts: Sequence[int], width: int, checksum: str, into: UInt8[np.ndarray, "bytes"]
-    ) -> None:
-        file, room = self._open(name, checksum), into.data
+        self, name: str, span: range, checksum: str, pieces: Pieces, into: UInt8[np.ndarray, "bytes"]
+    ) -> bool:
+        (starts, width), file, room = pieces, self._open(name, checksum), into.data
         filled = (file.read(start, room[n * width : (n + 1) * width]) for n, start in enumerate(starts))
         if any(count != width for count in filled):
             raise OSError(f"{self.describe(name)} has fewer than {max(starts) + width:,} bytes")
         if checksum and not file.is_as_before():
             raise OSError(f"{self.describe(name)} was changed since the memory was opened. Open it again")
+        return True
 
-    def _open(self, name: str, checksum: str) -> _OpenFile:
+    def _open(self, name: str, checksum: str) -> OpenFile:
         """A file; if its content must not change (it has a checksum), the file that was first read under this name."""
         held = self._held
         with held.lock:
@@ -191,7 +199,7 @@ class LocalStore(Store):
                 held.files.move_to_end(name)
                 return held.files[name]
         try:
-            file = _OpenFile(*self._place(name))
+            file = OpenFile(*self._place(name))
         except NotADirectoryError as error:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.describe(name)) from error
         if checksum:
@@ -220,9 +228,7 @@ class LocalStore(Store):
             os.makedirs(self.root, exist_ok=True)
         for parent in reversed(Path(name).parents[:-1]):
             _make_folder(os.path.join(path[: len(path) - len(name)], parent), at)
-        # Two readers may derive the same file at the same time.
-        temporary = f"{path}.{os.getpid()}-{threading.get_native_id()}{UNFINISHED}"
-        with _becoming(path, temporary, at), _DirectFile(temporary, at) as file:
+        with becoming(path, at) as temporary, _DirectFile(temporary, at) as file:
             for block in blocks:
                 file.write(block)
         self._held.forget(name)
@@ -246,7 +252,7 @@ class LocalStore(Store):
             os.makedirs(self.root, exist_ok=True)
         path, at = self._place(MANIFEST)
         temporary = path + UNFINISHED
-        with _locked_file(temporary, at) as file, _becoming(path, temporary, at):
+        with _locked_file(temporary, at) as file, becoming(path, at, temporary):
             held = self.committed()[1] if self.exists(MANIFEST) else None
             if held != expected:
                 raise ResumeError(
@@ -298,10 +304,14 @@ def _flock(descriptor: int, operation: int) -> None:
 
 
 @contextlib.contextmanager
-def _becoming(path: str, temporary: str, at: int | None) -> Iterator[None]:
-    """What is written to a temporary file becomes the file at a path; after an error, nothing has changed."""
+def becoming(path: str, at: int | None = None, temporary: str | None = None) -> Iterator[str]:
+    """The name of a temporary file that becomes the file at a path; after an error, nothing has changed.
+
+    By default a name of its own: two readers may derive the same file at the same time.
+    """
+    temporary = temporary or f"{path}.{secrets.randbits(64)}{UNFINISHED}"
     try:
-        yield
+        yield temporary
         os.replace(temporary, path, src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
         with contextlib.suppress(OSError):
