@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LayerAdapter, OneMapCall, own_parameters
+from spotlights.layers.adapter import LayerAdapter, OneMapCall, own_parameters
 from spotlights.torch_internals import with_parameters
 
 
@@ -103,10 +103,12 @@ class OwnNormAdapter(NormAdapter):
         _, *shift = _scale_and_shift(module)
         return own_parameters(module)[shift[0]] if shift else None
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any
+    ) -> OneMapCall:
         call = super().call(module, args, kwargs, output, before)
-        if isinstance(call, OneMapCall) and len(args) + len(kwargs) > 1:
-            call.map_keys(lambda inputs: self.errors(module, _with_unit_scale(module, *args, **kwargs)))
+        if len(args) + len(kwargs) > 1:
+            call.to_keys = lambda inputs: self.errors(module, _with_unit_scale(module, *args, **kwargs))
         return call
 
 
