@@ -116,33 +116,21 @@ class LinearStep:
         signed = raw if self.sign == 1.0 else raw * self.sign
         return signed if weights is None or self.decay == 0.0 else signed.add(weights, alpha=self.decay)
 
-    def next_weights(self, P: Factor, weights: Tensor, moment: Factor, g: Tensor) -> Tensor:
-        """W', for a P that acts entry by entry."""
-        return weights * self.keep + (self.w_m + self.w_pm * P) * moment + (self.w_pg * P) * g
-
-    def next_moment(self, P: Factor, moment: Tensor, g: Tensor) -> Tensor:
-        """M', for a P that acts entry by entry or does not act on it at all."""
-        scaled = g * self.m_g if self.m_pg == 0.0 else g * (self.m_g + self.m_pg * P)
-        return scaled.add_(moment, alpha=self.m_m)
-
-    def advance(self, side: Side, P: Factor, weights: Tensor, moment: Tensor | None, g: Tensor) -> Moved:
-        """W' and M', for any P; g is `gradient`. None stands for a rule without M."""
+    def next_weights(self, side: Side, P: Factor, weights: Tensor, moment: Tensor | None, g: Tensor) -> Tensor:
+        """W'; g is `gradient`, and None stands for a rule without M."""
         by_p = g * self.w_pg
         if moment is not None and self.w_pm != 0.0:
             by_p.add_(moment, alpha=self.w_pm)
         new = act(side, P, by_p) if isinstance(P, Tensor) else by_p.mul_(P)
         new = new.add_(weights, alpha=self.keep)
-        if moment is None:
-            return new, None
-        new.add_(moment, alpha=self.w_m)
+        return new if moment is None else new.add_(moment, alpha=self.w_m)
+
+    def next_moment(self, side: Side, P: Factor, moment: Tensor, g: Tensor) -> Tensor:
+        """M'; g is `gradient`."""
         kept = moment * self.m_m
         if self.m_g != 0.0:
             kept.add_(g, alpha=self.m_g)
-        return new, kept if self.m_pg == 0.0 else kept.add_(act(side, P, g), alpha=self.m_pg)
-
-
-Moved = tuple[Tensor, Tensor | None]
-"""Weights and moment after a step."""
+        return kept if self.m_pg == 0.0 else kept.add_(act(side, P, g), alpha=self.m_pg)
 
 
 class Adjoint:

@@ -49,7 +49,8 @@ def test_the_sweep_down_is_the_way_up(steps: list[LinearStep], matrices: bool, s
     start, held = weights, moment
     for step, p, raw in zip(steps, P, gradients, strict=True):
         g = step.gradient(raw, weights)
-        weights, moment = step.next_weights(p, weights, moment, g), step.next_moment(p, moment, g)
+        moved = step.next_weights("entries", p, weights, moment, g)
+        weights, moment = moved, step.next_moment("entries", p, moment, g)
     adjoint, made = Adjoint(), torch.zeros_like(start)
     for step, p, raw in reversed(list(zip(steps, P, gradients, strict=True))):
         made = made + act("entries", adjoint.back(step, p), raw)
