@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.errors import SettingError
-from spotlights.results.answers import Label
+from spotlights.results.answers import Label, check_query
 from spotlights.results.tables import Printable, RowAnswer, build, frame
 
 if TYPE_CHECKING:
@@ -20,12 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN_STEPS = 11
-
-
-def check_number(number: int, count: int) -> None:
-    """Refuses a number of interest that does not exist."""
-    if not -count <= number < count:
-        raise SettingError(f"query={number}: there are {count} numbers, 0 to {count - 1}.")
 
 
 class Rest(dict[str, Float[Tensor, "numbers"]]):
@@ -61,7 +54,7 @@ class Curve(Printable):
 
     def rows(self, query: int = 0) -> Iterator[dict[str, Any]]:
         """One number, row by row."""
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         for steps, value in enumerate(self.values[query].tolist()):
             yield {"steps": steps, self.names[query]: value}
 
@@ -84,7 +77,7 @@ class Curve(Printable):
         """One number over the steps."""
         from spotlights import figures
 
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         return figures.plot_history(figures.HistoryPanel(self.values[query].numpy(), self.names[query]))
 
 
