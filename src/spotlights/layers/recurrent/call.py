@@ -93,8 +93,11 @@ class RecurrentCall(Call):
         self._computed, own = outputs.dtype, self._directions[0][0].weight_ih.dtype
         # Autocast computes in a coarser type than that of the weights; what we compute again is in theirs.
         self._inputs, self._outputs = layout.rows(inputs).to(own), outputs.to(own)
-        starts = () if start is None else (start,) if isinstance(start, Tensor) else start
-        self._starts = [layout.states(tensor.to(own)) for tensor in starts]
+        if start is None:
+            shape = sum(map(len, self._directions)), layout.batch_sizes[0], self._directions[0][0].weight_hh.shape[1]
+            self._starts = [outputs.new_zeros(shape, dtype=own)] * adapter.state_count
+        else:
+            self._starts = [layout.states(s.to(own)) for s in ([start] if isinstance(start, Tensor) else start)]
         self._random_state = random_state
         self._cell_gradient_is_total = self._is_cell and isinstance(output, tuple) and _computes(output[1], output[0])
         self.lead, self.row_places = layout.lead, layout.row_places
@@ -147,7 +150,8 @@ class RecurrentCall(Call):
             outputs = self._outputs if last else self._run(layer, inputs)
             runs.append([])
             for d, (direction, states) in enumerate(zip(directions, outputs.chunk(len(directions), 1), strict=True)):
-                times, starts = TimeSteps(self._layout.batch_sizes, reverse=d == 1), self._starts_of(layer, d)
+                times = TimeSteps(self._layout.batch_sizes, reverse=d == 1)
+                starts = [tensor[layer * len(directions) + d] for tensor in self._starts]
                 runs[-1].append(DirectionRun(direction, times, inputs, states, starts, self._cell_gradient_is_total))
             mask = None if last else self._dropout_masks[layer]
             inputs = outputs if mask is None else outputs * mask
@@ -164,20 +168,12 @@ class RecurrentCall(Call):
             torch.set_rng_state(self._random_state)
             return [nn.functional.dropout(torch.ones_like(self._outputs), self._module.dropout) for _ in lower]
 
-    def _starts_of(self, layer: int, direction: int) -> list[Starts]:
-        """What all sequences begin with: the state and (LSTM) the cell."""
-        index = layer * len(self._directions[layer]) + direction
-        if self._starts:
-            return [states[index] for states in self._starts]
-        shape = self._layout.batch_sizes[0], self._directions[layer][direction].weight_hh.shape[1]
-        return [self._outputs.new_zeros(shape) for _ in range(self._adapter.state_count)]
-
     def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows features"]:
         """The outputs of one layer, by the kernel that the module uses."""
         module, sizes, directions = self._module, self._layout.batch_sizes, self._directions[layer]
         assert isinstance(module, nn.RNNBase)
-        of_directions = [self._starts_of(layer, d) for d in range(len(directions))]
-        starts: tuple[Tensor, ...] = tuple(torch.stack(states) for states in zip(*of_directions, strict=True))
+        first = layer * len(directions)
+        starts = [tensor[first : first + len(directions)] for tensor in self._starts]
         start = starts if len(starts) != 1 else starts[0]
         weights = [parameter.detach() for direction in directions for parameter in direction.parameters]
         options = weights, module.bias, 1, 0.0, module.training, module.bidirectional

@@ -144,7 +144,7 @@ class Layout:
             return rows.unflatten(0, self.lead[::-1]).transpose(0, 1)
         return rows.reshape(*self.lead, rows.shape[-1])
 
-    def states(self, tensor: Tensor) -> list[Float[Tensor, "sequences hidden"]]:
+    def states(self, tensor: Tensor) -> Float[Tensor, "directions sequences hidden"]:
         """The first or last states, or their gradients, of each layer in each direction."""
         tensor = tensor.detach().reshape(-1, self.batch_sizes[0], tensor.shape[-1])
-        return list((tensor if self.order is None else tensor[:, self.order]).unbind(0))
+        return tensor if self.order is None else tensor[:, self.order]
