@@ -145,8 +145,7 @@ def verify(
     reader = view.reader
     with _damage_named(reader, files=files):
         reader.need_recording("To verify weights takes")
-        if reader.manifest.fold is not None or reader.manifest.sample is not None:
-            _refuse(reader, files=files)
+        _need_all_errors(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
             view.unrolled(layer)  # refuses before the long part, if it must
@@ -163,16 +162,14 @@ def verify(
     return Verification(checks, damaged, None if rule is None else rule.note)
 
 
-def _refuse(reader: MemoryReader, *, files: bool) -> None:
-    """A folded memory, or a sample, cannot be verified; its files can (`_damage_named`)."""
-    reader.need_visits(
-        "the errors that the weights could be verified by",
-        "Its files are what was written: ask for scores, top or totals" if files else "Ask for scores, top or totals",
-    )
+def _need_all_errors(reader: MemoryReader, *, files: bool) -> None:
+    """Refuses a folded memory and a sample, whose files can still be compared (`_damage_named`)."""
+    fine = "Its files are what was written. " if files else ""
+    reader.need_visits("the errors that the weights could be verified by", f"{fine}Ask for scores, top or totals")
     reader.need_all_slots(
         "To verify the weights takes",
-        ("Its files are what was written, and memory.layers" if files else "memory.layers")
-        + " says at how many steps all slots did not explain the gradients (it was compared as they were recorded)",
+        f"{fine}memory.layers says at how many steps all slots did not explain the gradients (compared as they were "
+        "recorded)",
     )
 
 

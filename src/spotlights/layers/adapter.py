@@ -320,13 +320,18 @@ class LayerAdapter(ModuleAdapter):
         return rows
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
 def tensors_of(output: Any) -> list[Tensor]:
     """The tensors in a module's output that can have a gradient, in order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, tuple | list):
-        return [tensor for item in output for tensor in tensors_of(item)]
-    return []
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
