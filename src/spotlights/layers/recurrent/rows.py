@@ -59,12 +59,8 @@ class TimeSteps:
         self, step: TimeStep, by_step: list[Float[Tensor, "_ hidden"]], start: Starts
     ) -> Float[Tensor, "some hidden"]:
         """The states that one step begins with."""
-        size, states = self.batch_sizes[step.time], by_step[step.previous]
-        if step.continuing != len(states):
-            states = states[: step.continuing]
-        if step.continuing == size:
-            return states
-        return start[:size] if step.continuing == 0 else torch.cat([states, start[step.continuing : size]])
+        size, states = self.batch_sizes[step.time], by_step[step.previous][: step.continuing]
+        return states if step.continuing == size else torch.cat([states, start[step.continuing : size]])
 
     def previous(self, states: States, start: Starts, *, out: States | None = None) -> States:
         """The states that all steps begin with."""
