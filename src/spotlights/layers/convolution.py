@@ -80,10 +80,9 @@ class TransposedConvolutionAdapter(ConvolutionAdapter):
         return self._keys(module, [n + extent - 2 * cut + extra for n, extent, cut, extra in known], inputs)
 
     def _keys(
-        self, module: nn.Module, sizes: Sequence[int], inputs: Shaped[Tensor, "..."]
+        self, module: Any, sizes: Sequence[int], inputs: Shaped[Tensor, "..."]
     ) -> Float[Tensor, "*lead in_features"]:
         """The keys for an output of these sizes."""
-        assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
         dimensions, spread_sizes = dimensions_of(module), _spread_sizes(module, inputs)
         spread = inputs.new_zeros(*inputs.shape[:-dimensions], *spread_sizes)
         spread[(..., *(slice(None, None, step) for step in module.stride))] = inputs
