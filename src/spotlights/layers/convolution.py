@@ -75,8 +75,8 @@ class TransposedConvolutionAdapter(ConvolutionAdapter):
         call.to_keys = partial(self._keys, module, sizes)
         return call
 
-    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
-        known = zip(_spread_sizes(module, inputs), _extents(module), module.padding, module.output_padding, strict=True)  # type: ignore[arg-type]
+    def keys(self, module: Any, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
+        known = zip(_spread_sizes(module, inputs), _extents(module), module.padding, module.output_padding, strict=True)
         return self._keys(module, [n + extent - 2 * cut + extra for n, extent, cut, extra in known], inputs)
 
     def _keys(

@@ -33,10 +33,6 @@ class Direction(NamedTuple):
     bias_ih: nn.Parameter | None
     bias_hh: nn.Parameter | None
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self[1:] if isinstance(parameter, nn.Parameter)]
-
 
 def directions_of(module: nn.Module) -> list[list[Direction]]:
     """The forward and (if there is one) the backward direction of each layer."""
@@ -175,7 +171,7 @@ class RecurrentCall(Call):
         first = layer * len(directions)
         starts = [tensor[first : first + len(directions)] for tensor in self._starts]
         start = starts if len(starts) != 1 else starts[0]
-        weights = [parameter.detach() for direction in directions for parameter in direction.parameters]
+        weights = [p.detach() for direction in directions for p in direction[1:] if isinstance(p, nn.Parameter)]
         options = weights, module.bias, 1, 0.0, module.training, module.bidirectional
         if self._layout.packed:
             return self._adapter.kernel(inputs, torch.tensor(sizes), start, *options)[0]
