@@ -245,14 +245,6 @@ class OuterSum:
     def to(self, dtype: torch.dtype) -> OuterSum:
         return OuterSum(self.errors.to(dtype), self.keys.to(dtype))
 
-    def add_to(self, matrix: Float[Tensor, "out_features in_features"], number: float) -> Tensor:
-        """Adds a multiple of itself in place."""
-        return matrix.addmm_(self.errors.T, self.keys, alpha=number)
-
-    def dot(self, matrix: Float[Tensor, "out_features in_features"]) -> float:
-        """The sum of the products of all entries."""
-        return float(((self.errors @ matrix) * self.keys).sum())
-
 
 @dataclass(frozen=True)
 class DiscreteGradient:
@@ -264,19 +256,16 @@ class DiscreteGradient:
 
     def full(self) -> Tensor:
         """A tensor of its own."""
-        if isinstance(self.midpoint, OuterSum):
-            gradient = self.midpoint.value
-        elif self.midpoint is not None:
-            gradient = self.midpoint.clone()
-        else:
+        if self.midpoint is None:
             assert self.change is not None
-            gradient = torch.zeros_like(self.change)
+            return self.change * self.share
+        gradient = self.midpoint.value if isinstance(self.midpoint, OuterSum) else self.midpoint.clone()
         return self._add_change(gradient, 1.0)
 
     def add_to(self, tensor: Tensor, number: float) -> Tensor:
         """Adds a multiple of itself in place."""
         if isinstance(self.midpoint, OuterSum):
-            self.midpoint.add_to(tensor, number)
+            tensor.addmm_(self.midpoint.errors.T, self.midpoint.keys, alpha=number)
         elif self.midpoint is not None:
             tensor.add_(self.midpoint, alpha=number)
         return self._add_change(tensor, number)
@@ -295,7 +284,7 @@ class DiscreteGradient:
 def dot(gradient: Tensor | OuterSum, other: Tensor) -> float:
     """The sum of the products of all entries; in the type of the second."""
     if isinstance(gradient, OuterSum):
-        return gradient.dot(other)
+        return float(((gradient.errors @ other) * gradient.keys).sum())
     return float(torch.dot(gradient.reshape(-1).to(other.dtype), other.reshape(-1)))
 
 
