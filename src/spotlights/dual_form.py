@@ -162,7 +162,7 @@ class Adjoint:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A number times a tensor, not yet multiplied: the tensor may be large, and the number may change every step."""
+    """A number times a tensor, not yet multiplied: the tensor may be large."""
 
     number: float
     tensor: Tensor
@@ -200,16 +200,12 @@ class PathAdjoint:
                 self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
                 return Scaled(to_g, scaled.full())
             return self._generally(step, side, P, gradient.full())
-        number = 0.0 if moment is None else moment.number * step.m_g
-        if moment is None or number == 0.0:
-            by_g = Scaled(to_g, scaled.full())
+        if moment is None:
+            by_g = scaled.full().mul_(to_g)
         else:
-            held = moment.tensor
-            if abs(number) < _SMALLEST * abs(to_g):
-                held, number = held.mul_(number / to_g), to_g
-            by_g = Scaled(number, scaled.add_to(held, to_g / number))
-        self.to_moment = None if step.m_m == 0.0 else Scaled(by_g.number * step.m_m / step.m_g, by_g.tensor)
-        return by_g
+            by_g = scaled.add_to(moment.tensor, to_g, keep=moment.number * step.m_g)
+        self.to_moment = None if step.m_m == 0.0 else Scaled(step.m_m / step.m_g, by_g)
+        return Scaled(1.0, by_g)
 
     def _generally(self, step: LinearStep, side: Side, P: Factor, gradient: Tensor) -> Scaled:
         moment = None if self.to_moment is None else self.to_moment.value
@@ -225,10 +221,6 @@ class PathAdjoint:
                 moment = term * scale if moment is None else moment.add_(term, alpha=scale)
         self.to_moment = None if moment is None else Scaled(1.0, moment)
         return Scaled(1.0, by_g)
-
-
-_SMALLEST = 1e-3
-"""A number that becomes smaller than this share is multiplied into its tensor."""
 
 
 @dataclass(frozen=True)
@@ -262,12 +254,14 @@ class DiscreteGradient:
         gradient = self.midpoint.value if isinstance(self.midpoint, OuterSum) else self.midpoint.clone()
         return self._add_change(gradient, 1.0)
 
-    def add_to(self, tensor: Tensor, number: float) -> Tensor:
-        """Adds a multiple of itself in place."""
+    def add_to(self, tensor: Tensor, number: float, *, keep: float) -> Tensor:
+        """A multiple of a tensor plus one of this, in the memory of the tensor."""
         if isinstance(self.midpoint, OuterSum):
-            tensor.addmm_(self.midpoint.errors.T, self.midpoint.keys, alpha=number)
-        elif self.midpoint is not None:
-            tensor.add_(self.midpoint, alpha=number)
+            tensor.addmm_(self.midpoint.errors.T, self.midpoint.keys, beta=keep, alpha=number)
+        else:
+            tensor.mul_(keep)
+            if self.midpoint is not None:
+                tensor.add_(self.midpoint, alpha=number)
         return self._add_change(tensor, number)
 
     def _add_change(self, tensor: Tensor, number: float) -> Tensor:
