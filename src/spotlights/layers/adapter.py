@@ -300,8 +300,8 @@ class LayerAdapter(ModuleAdapter):
         return args[0] if args else next(iter(kwargs.values()))
 
     def lead(self, module: nn.Module, inputs: Any, output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        """The leading shape of the rows: that of the output without its features."""
-        return output.shape[:-1]
+        """The leading shape of the rows."""
+        return self.errors(module, output.detach()).shape[:-1]
 
     def axes(self, module: nn.Module, inputs: Any) -> tuple[int, ...] | None:
         """Which axes of the leading shape may count the examples (see `Call`); None if any may."""

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import LinearMap, own_parameters
+from spotlights.layers.adapter import LinearMap, computes_as, own_parameters
 from spotlights.layers.functional import FunctionalAdapter
 
 
@@ -24,9 +24,8 @@ class AttentionAdapter(FunctionalAdapter):
         """The number of sequences in the running call."""
 
     def handles(self, module: nn.Module) -> bool:
-        if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not nn.MultiheadAttention.forward:
-            return False
-        return not own_parameters(module).keys().isdisjoint({"in_proj_weight", "q_proj_weight"})  # else it is computed
+        computed = own_parameters(module).keys().isdisjoint({"in_proj_weight", "q_proj_weight"})
+        return computes_as(module, nn.MultiheadAttention) and not computed
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         assert isinstance(module, nn.MultiheadAttention)

@@ -32,10 +32,6 @@ class ConvolutionAdapter(LayerAdapter):
     def channel_groups(self, module: nn.Module) -> int:
         return module.groups  # type: ignore[return-value]
 
-    def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        channels = output.ndim - 1 - dimensions_of(module)
-        return (*output.shape[:channels], *output.shape[channels + 1 :])
-
     def axes(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> tuple[int, ...] | None:
         return (0,) if inputs.ndim == 2 + dimensions_of(module) else ()
 

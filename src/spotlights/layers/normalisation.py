@@ -40,9 +40,6 @@ class NormAdapter(LayerAdapter):
     def channel_groups(self, module: nn.Module) -> int:
         return self.weight(module).numel()
 
-    def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        return self.errors(module, output).shape[:-1]
-
     def axes(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> tuple[int, ...] | None:
         return (0,) if self._channels else None
 
