@@ -106,7 +106,7 @@ class LinearStep:
 
     @property
     def moment_is_change(self) -> bool:
-        """Whether, with P = 1, W changes by a multiple of the new M: `W' = keep·W + w_pg/m_g·M'`."""
+        """Whether W changes by a multiple of the new M: `W' = keep·W + w_pg/m_g·P·M'`, if P is 1 or `w_m` is 0."""
         return self.m_g != 0.0 == self.m_pg and math.isclose(
             (self.w_m + self.w_pm) * self.m_g, self.w_pg * self.m_m, rel_tol=1e-12
         )
@@ -185,25 +185,19 @@ class PathAdjoint:
 
     def back(self, step: LinearStep, side: Side, P: Factor, gradient: DiscreteGradient) -> Scaled:
         """Goes back over one step with its ḡ; returns the factor of the step's g, valid until the next call."""
-        moment = self.to_moment
-        if not isinstance(P, Tensor):
-            to_g, to_m = step.w_pg * P, step.w_m + step.w_pm * P
-            scaled = gradient
-        elif step.w_m == 0.0:
-            to_g, to_m = step.w_pg, step.w_pm
-            scaled = DiscreteGradient(act_transposed(side, P, gradient.full()))
-        else:
+        moment, has_moment = self.to_moment, any((step.w_m, step.w_pm, step.m_g, step.m_pg))
+        if (has_moment and not step.moment_is_change) or (isinstance(P, Tensor) and step.w_m != 0.0):
             return self._generally(step, side, P, gradient.full())
-        # Of most rules, what multiplies M is proportional to what multiplies g: one tensor is enough for both.
-        if step.m_pg != 0.0 or step.m_g == 0.0 or not math.isclose(to_m * step.m_g, to_g * step.m_m, rel_tol=1e-12):
-            if to_m == 0.0 and step.m_pg == 0.0 and step.m_g == 0.0:  # this step has no M
-                self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
-                return Scaled(to_g, scaled.full())
-            return self._generally(step, side, P, gradient.full())
+        if isinstance(P, Tensor):
+            gradient = DiscreteGradient(act_transposed(side, P, gradient.full()))
+        if not has_moment:
+            self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
+            return Scaled(step.w_pg, gradient.full())
+        # What multiplies M is proportional to what multiplies g, so one tensor is enough for both.
         if moment is None:
-            by_g = scaled.full().mul_(to_g)
+            by_g = gradient.full().mul_(step.w_pg)
         else:
-            by_g = scaled.add_to(moment.tensor, to_g, keep=moment.number * step.m_g)
+            by_g = gradient.add_to(moment.tensor, step.w_pg, keep=moment.number * step.m_g)
         self.to_moment = None if step.m_m == 0.0 else Scaled(step.m_m / step.m_g, by_g)
         return Scaled(1.0, by_g)
 
