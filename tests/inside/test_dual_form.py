@@ -95,7 +95,7 @@ def test_the_sweep_down_a_path_is_the_gradient_of_its_changes(
         "rows": lambda: OuterSum(drawn(2, 3), drawn(2, 4)),
         "none": lambda: None,
     }
-    path = [DiscreteGradient(midpoints[kind], drawn(3, 4), 0.7) for kind in kinds[: len(steps)]]
+    path = [DiscreteGradient(midpoints[kind](), drawn(3, 4), 0.7) for kind in kinds[: len(steps)]]
     P = [drawn(3, 4) if matrices else 1.0 for _ in steps]
     gradients, start = [drawn(3, 4).requires_grad_() for _ in steps], drawn(3, 4).requires_grad_()
     weights, moment, changes = torch.zeros(3, 4, dtype=torch.float64), start, torch.zeros(())
