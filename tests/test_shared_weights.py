@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import spotlights as sl
+from layer_kinds import Conv1D
 from spotlights.layers import ADAPTERS
 from training import fill, one_number, state
 
@@ -164,6 +165,16 @@ def test_a_bias_beside_a_shared_weight_has_a_slot_per_step_of_no_example():
     assert memory.layers["head.bias"].slots == memory.steps
     assert max(check.relative_error for check in memory.verify(model).values()) <= 1e-9
     assert not memory.attend(model, some_tokens(3, LENGTH))["head"].contributions(target=one_number).exact
+
+
+def test_the_dual_network_has_the_bias_beside_a_transposed_weight():
+    encoder, decoder = nn.Linear(5, 3), Conv1D(5, 3)
+    decoder.weight = encoder.weight
+    model = fill(nn.Sequential(encoder, nn.Tanh(), decoder)).double()
+    inputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    memory, after = recorded(model, inputs, "sgd")
+    assert model[2].bias.any()
+    assert_whole(memory, model, inputs, after)
 
 
 # -- weights that are used by F.linear -----------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from spotlights.dual import dual_model
 from spotlights.errors import SettingError, UnknownNameError, UnsupportedError
 from spotlights.info import LayerInfo, MemoryInfo, layer_infos
-from spotlights.memory.blocks import Everything, Selection, as_of, meeting
+from spotlights.memory.blocks import Everything, as_of, meeting
 from spotlights.memory.copying import copy_memory
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
@@ -278,11 +278,11 @@ class Memory:
 
     def where(self, **conditions: Any) -> Memory:
         """Only the slots that meet all conditions: a value, a list of values, or a range per column."""
-        return self._with(meeting(self.view.reader, conditions))
+        return Memory(self.view.where(meeting(self.view.reader, conditions)))
 
     def without(self, **conditions: Any) -> Memory:
         """Only the slots that do not meet all conditions: what if it had never seen these?"""
-        return self._with(~meeting(self.view.reader, conditions))
+        return Memory(self.view.where(~meeting(self.view.reader, conditions)))
 
     def __invert__(self) -> Memory:
         view = self.view
@@ -296,9 +296,6 @@ class Memory:
             self.view.reader.need_visits("what came before a step and what after", "Ask about the whole of it")
         view = self.view
         return Memory(replace(view, selection=as_of(view.reader, view.selection, step), until=step))
-
-    def _with(self, selection: Selection) -> Memory:
-        return Memory(self.view.where(selection))
 
     # -- questions -----------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class LinearStep:
 
     @property
     def moment_is_change(self) -> bool:
-        """Whether, with P = 1, W changes by a multiple of the new M: `W' = keep·W + w_pg/m_g·M'`."""
+        """Whether W changes by a multiple of the new M: `W' = keep·W + w_pg/m_g·P·M'`, if P is 1 or `w_m` is 0."""
         return self.m_g != 0.0 == self.m_pg and math.isclose(
             (self.w_m + self.w_pm) * self.m_g, self.w_pg * self.m_m, rel_tol=1e-12
         )
@@ -116,33 +116,21 @@ class LinearStep:
         signed = raw if self.sign == 1.0 else raw * self.sign
         return signed if weights is None or self.decay == 0.0 else signed.add(weights, alpha=self.decay)
 
-    def next_weights(self, P: Factor, weights: Tensor, moment: Factor, g: Tensor) -> Tensor:
-        """W', for a P that acts entry by entry."""
-        return weights * self.keep + (self.w_m + self.w_pm * P) * moment + (self.w_pg * P) * g
-
-    def next_moment(self, P: Factor, moment: Tensor, g: Tensor) -> Tensor:
-        """M', for a P that acts entry by entry or does not act on it at all."""
-        scaled = g * self.m_g if self.m_pg == 0.0 else g * (self.m_g + self.m_pg * P)
-        return scaled.add_(moment, alpha=self.m_m)
-
-    def advance(self, side: Side, P: Factor, weights: Tensor, moment: Tensor | None, g: Tensor) -> Moved:
-        """W' and M', for any P; g is `gradient`. None stands for a rule without M."""
+    def next_weights(self, side: Side, P: Factor, weights: Tensor, moment: Tensor | None, g: Tensor) -> Tensor:
+        """W'; g is `gradient`, and None stands for a rule without M."""
         by_p = g * self.w_pg
         if moment is not None and self.w_pm != 0.0:
             by_p.add_(moment, alpha=self.w_pm)
         new = act(side, P, by_p) if isinstance(P, Tensor) else by_p.mul_(P)
         new = new.add_(weights, alpha=self.keep)
-        if moment is None:
-            return new, None
-        new.add_(moment, alpha=self.w_m)
+        return new if moment is None else new.add_(moment, alpha=self.w_m)
+
+    def next_moment(self, side: Side, P: Factor, moment: Tensor, g: Tensor) -> Tensor:
+        """M'; g is `gradient`."""
         kept = moment * self.m_m
         if self.m_g != 0.0:
             kept.add_(g, alpha=self.m_g)
-        return new, kept if self.m_pg == 0.0 else kept.add_(act(side, P, g), alpha=self.m_pg)
-
-
-Moved = tuple[Tensor, Tensor | None]
-"""Weights and moment after a step."""
+        return kept if self.m_pg == 0.0 else kept.add_(act(side, P, g), alpha=self.m_pg)
 
 
 class Adjoint:
@@ -174,7 +162,7 @@ class Adjoint:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A number times a tensor, not yet multiplied: the tensor may be large, and the number may change every step."""
+    """A number times a tensor, not yet multiplied: the tensor may be large."""
 
     number: float
     tensor: Tensor
@@ -197,31 +185,21 @@ class PathAdjoint:
 
     def back(self, step: LinearStep, side: Side, P: Factor, gradient: DiscreteGradient) -> Scaled:
         """Goes back over one step with its ḡ; returns the factor of the step's g, valid until the next call."""
-        moment = self.to_moment
-        if not isinstance(P, Tensor):
-            to_g, to_m = step.w_pg * P, step.w_m + step.w_pm * P
-            scaled = gradient
-        elif step.w_m == 0.0:
-            to_g, to_m = step.w_pg, step.w_pm
-            scaled = DiscreteGradient(act_transposed(side, P, gradient.full()))
-        else:
+        moment, has_moment = self.to_moment, any((step.w_m, step.w_pm, step.m_g, step.m_pg))
+        if (has_moment and not step.moment_is_change) or (isinstance(P, Tensor) and step.w_m != 0.0):
             return self._generally(step, side, P, gradient.full())
-        # Of most rules, what multiplies M is proportional to what multiplies g: one tensor is enough for both.
-        if step.m_pg != 0.0 or step.m_g == 0.0 or not math.isclose(to_m * step.m_g, to_g * step.m_m, rel_tol=1e-12):
-            if to_m == 0.0 and step.m_pg == 0.0 and step.m_g == 0.0:  # this step has no M
-                self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
-                return Scaled(to_g, scaled.full())
-            return self._generally(step, side, P, gradient.full())
-        number = 0.0 if moment is None else moment.number * step.m_g
-        if moment is None or number == 0.0:
-            by_g = Scaled(to_g, scaled.full())
+        if isinstance(P, Tensor):
+            gradient = DiscreteGradient(act_transposed(side, P, gradient.full()))
+        if not has_moment:
+            self.to_moment = None if moment is None else Scaled(moment.number * step.m_m, moment.tensor)
+            return Scaled(step.w_pg, gradient.full())
+        # What multiplies M is proportional to what multiplies g, so one tensor is enough for both.
+        if moment is None:
+            by_g = gradient.full().mul_(step.w_pg)
         else:
-            held = moment.tensor
-            if abs(number) < _SMALLEST * abs(to_g):
-                held, number = held.mul_(number / to_g), to_g
-            by_g = Scaled(number, scaled.add_to(held, to_g / number))
-        self.to_moment = None if step.m_m == 0.0 else Scaled(by_g.number * step.m_m / step.m_g, by_g.tensor)
-        return by_g
+            by_g = gradient.add_to(moment.tensor, step.w_pg, keep=moment.number * step.m_g)
+        self.to_moment = None if step.m_m == 0.0 else Scaled(step.m_m / step.m_g, by_g)
+        return Scaled(1.0, by_g)
 
     def _generally(self, step: LinearStep, side: Side, P: Factor, gradient: Tensor) -> Scaled:
         moment = None if self.to_moment is None else self.to_moment.value
@@ -239,10 +217,6 @@ class PathAdjoint:
         return Scaled(1.0, by_g)
 
 
-_SMALLEST = 1e-3
-"""A number that becomes smaller than this share is multiplied into its tensor."""
-
-
 @dataclass(frozen=True)
 class OuterSum:
     """`Σ e ⊗ k` over a few rows, not yet multiplied: the gradient of a linear layer for one input has one row."""
@@ -257,14 +231,6 @@ class OuterSum:
     def to(self, dtype: torch.dtype) -> OuterSum:
         return OuterSum(self.errors.to(dtype), self.keys.to(dtype))
 
-    def add_to(self, matrix: Float[Tensor, "out_features in_features"], number: float) -> Tensor:
-        """Adds a multiple of itself in place."""
-        return matrix.addmm_(self.errors.T, self.keys, alpha=number)
-
-    def dot(self, matrix: Float[Tensor, "out_features in_features"]) -> float:
-        """The sum of the products of all entries."""
-        return float(((self.errors @ matrix) * self.keys).sum())
-
 
 @dataclass(frozen=True)
 class DiscreteGradient:
@@ -276,21 +242,20 @@ class DiscreteGradient:
 
     def full(self) -> Tensor:
         """A tensor of its own."""
-        if isinstance(self.midpoint, OuterSum):
-            gradient = self.midpoint.value
-        elif self.midpoint is not None:
-            gradient = self.midpoint.clone()
-        else:
+        if self.midpoint is None:
             assert self.change is not None
-            gradient = torch.zeros_like(self.change)
+            return self.change * self.share
+        gradient = self.midpoint.value if isinstance(self.midpoint, OuterSum) else self.midpoint.clone()
         return self._add_change(gradient, 1.0)
 
-    def add_to(self, tensor: Tensor, number: float) -> Tensor:
-        """Adds a multiple of itself in place."""
+    def add_to(self, tensor: Tensor, number: float, *, keep: float) -> Tensor:
+        """A multiple of a tensor plus one of this, in the memory of the tensor."""
         if isinstance(self.midpoint, OuterSum):
-            self.midpoint.add_to(tensor, number)
-        elif self.midpoint is not None:
-            tensor.add_(self.midpoint, alpha=number)
+            tensor.addmm_(self.midpoint.errors.T, self.midpoint.keys, beta=keep, alpha=number)
+        else:
+            tensor.mul_(keep)
+            if self.midpoint is not None:
+                tensor.add_(self.midpoint, alpha=number)
         return self._add_change(tensor, number)
 
     def _add_change(self, tensor: Tensor, number: float) -> Tensor:
@@ -307,7 +272,7 @@ class DiscreteGradient:
 def dot(gradient: Tensor | OuterSum, other: Tensor) -> float:
     """The sum of the products of all entries; in the type of the second."""
     if isinstance(gradient, OuterSum):
-        return gradient.dot(other)
+        return float(((gradient.errors @ other) * gradient.keys).sum())
     return float(torch.dot(gradient.reshape(-1).to(other.dtype), other.reshape(-1)))
 
 

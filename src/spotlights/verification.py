@@ -82,29 +82,29 @@ class Check:
     @property
     def reasons(self) -> list[str]:
         """Why something is missing, or cannot be judged, in words."""
-        return list(self._reasons())
-
-    def _reasons(self) -> Iterator[str]:
+        reasons = []
         if self.unexplained_steps:
             worst = f"at worst {self.worst_residual:.0%} of the gradient"
-            yield f"{at_steps(NOT_EXPLAINED, self.unexplained_steps)}; {worst}. Likely {CAUSES}"
+            reasons.append(f"{at_steps(NOT_EXPLAINED, self.unexplained_steps)}; {worst}. Likely {CAUSES}")
         for reason, steps in self.moved.items():
-            yield at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else "")
-        if not self.slots and not self.ok:
-            yield "the layer has no slots, and its weights have changed"
-        elif self.within_rounding:
-            yield "training changed so little that rounding of the weights hides what is missing of it"
-        elif not self.ok and self.stored is not None:
-            yield f"numbers are stored as {self.stored}, and what their rounding does adds up"
-        elif not self.ok and self.differs is not None:
-            yield self.differs
+            reasons.append(at_steps(reason, steps) + (f". Likely {MOVED_CAUSES}" if reason == MOVED[1] else ""))
+        if self.within_rounding:
+            reasons.append("training changed so little that rounding of the weights hides what is missing of it")
         elif self.ok and self.change_error > self.tolerance:
-            yield "gradients nearly cancel, and what is left of them has the rounding of large terms"
-        elif not self.ok and not (self.unexplained_steps or self.moved_steps):
-            yield f"{self.compared_with}: not the weights after the last recorded step, or rounding that adds up"
+            reasons.append("gradients nearly cancel, and what is left of them has the rounding of large terms")
+        elif not self.ok and not self.slots:
+            reasons.append("the layer has no slots, and its weights have changed")
+        elif not self.ok and self.stored is not None:
+            reasons.append(f"numbers are stored as {self.stored}, and what their rounding does adds up")
+        elif not self.ok and self.differs is not None:
+            reasons.append(self.differs)
+        elif not self.ok and not reasons:
+            what = "not the weights after the last recorded step, or rounding that adds up"
+            reasons.append(f"{self.compared_with}: {what}")
+        return reasons
 
 
-class Verification(dict[str, Check], Printable):
+class Verification(Printable, dict[str, Check]):
     """`{layer: check}`, which prints as a table."""
 
     def __init__(self, checks: dict[str, Check], damaged: list[str], note: str | None = None) -> None:
@@ -132,10 +132,6 @@ class Verification(dict[str, Check], Printable):
         names = ["layer", "exact", "relative error", "of the change", "compared with"]
         return build("does the memory equal the network?", names, rows, "\n".join(notes) or None)
 
-    __str__ = Printable.__str__
-    __repr__ = Printable.__repr__
-    __hash__ = None  # type: ignore[assignment]
-
 
 def verify(
     view: View,
@@ -149,8 +145,7 @@ def verify(
     reader = view.reader
     with _damage_named(reader, files=files):
         reader.need_recording("To verify weights takes")
-        if reader.manifest.fold is not None or reader.manifest.sample is not None:
-            _refuse(reader, files=files)
+        _need_all_errors(reader, files=files)
         replayed = _replayed(view, optimizer) if is_replayed(reader) else None
         for layer in reader.layers if replayed is None else ():
             view.unrolled(layer)  # refuses before the long part, if it must
@@ -167,16 +162,14 @@ def verify(
     return Verification(checks, damaged, None if rule is None else rule.note)
 
 
-def _refuse(reader: MemoryReader, *, files: bool) -> None:
-    """A folded memory, or a sample, cannot be verified; its files can (`_damage_named`)."""
-    reader.need_visits(
-        "the errors that the weights could be verified by",
-        "Its files are what was written: ask for scores, top or totals" if files else "Ask for scores, top or totals",
-    )
+def _need_all_errors(reader: MemoryReader, *, files: bool) -> None:
+    """Refuses a folded memory and a sample, whose files can still be compared (`_damage_named`)."""
+    fine = "Its files are what was written. " if files else ""
+    reader.need_visits("the errors that the weights could be verified by", f"{fine}Ask for scores, top or totals")
     reader.need_all_slots(
         "To verify the weights takes",
-        ("Its files are what was written, and memory.layers" if files else "memory.layers")
-        + " says at how many steps all slots did not explain the gradients (it was compared as they were recorded)",
+        f"{fine}memory.layers says at how many steps all slots did not explain the gradients (compared as they were "
+        "recorded)",
     )
 
 

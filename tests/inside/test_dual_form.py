@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spotlights as sl
-from spotlights.dual_form import Adjoint, LinearStep, act, gradient_factor, unexplained_share
+from spotlights.dual_form import (
+    Adjoint,
+    DiscreteGradient,
+    LinearStep,
+    OuterSum,
+    PathAdjoint,
+    act,
+    gradient_factor,
+    unexplained_share,
+)
 
 some = settings(max_examples=40, deadline=None)
 
@@ -49,13 +58,57 @@ def test_the_sweep_down_is_the_way_up(steps: list[LinearStep], matrices: bool, s
     start, held = weights, moment
     for step, p, raw in zip(steps, P, gradients, strict=True):
         g = step.gradient(raw, weights)
-        weights, moment = step.next_weights(p, weights, moment, g), step.next_moment(p, moment, g)
+        moved = step.next_weights("entries", p, weights, moment, g)
+        weights, moment = moved, step.next_moment("entries", p, moment, g)
     adjoint, made = Adjoint(), torch.zeros_like(start)
     for step, p, raw in reversed(list(zip(steps, P, gradients, strict=True))):
         made = made + act("entries", adjoint.back(step, p), raw)
     made = made + adjoint.to_weights * start + adjoint.to_moment * held
     torch.testing.assert_close(made, weights, rtol=1e-9, atol=1e-9)
     assert matrices or isinstance(adjoint.to_weights, float), "SGD's factors stay numbers"
+
+
+momentum = st.builds(
+    lambda w_pg, ratio, m_g: LinearStep(w_pg, w_m=w_pg * ratio / m_g, m_m=ratio, m_g=m_g),
+    *(st.sampled_from(some_of) for some_of in ([-0.3, 0.2], [0.0, 0.9], [0.1, 1.0])),
+)
+no_moment = st.sampled_from([LinearStep(-0.5), LinearStep(0.3)])
+
+
+@some
+@given(
+    steps=st.lists(st.one_of(st.builds(LinearStep, *[numbers] * 6), momentum, no_moment), min_size=1, max_size=5),
+    matrices=st.booleans(),
+    kinds=st.lists(st.sampled_from(["matrix", "rows", "none"]), min_size=5, max_size=5),
+    seed=st.integers(0, 99),
+)
+def test_the_sweep_down_a_path_is_the_gradient_of_its_changes(
+    steps: list[LinearStep], matrices: bool, kinds: list[str], seed: int
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    midpoints = {
+        "matrix": lambda: drawn(3, 4),
+        "rows": lambda: OuterSum(drawn(2, 3), drawn(2, 4)),
+        "none": lambda: None,
+    }
+    path = [DiscreteGradient(midpoints[kind](), drawn(3, 4), 0.7) for kind in kinds[: len(steps)]]
+    P = [drawn(3, 4) if matrices else 1.0 for _ in steps]
+    gradients, start = [drawn(3, 4).requires_grad_() for _ in steps], drawn(3, 4).requires_grad_()
+    weights, moment, changes = torch.zeros(3, 4, dtype=torch.float64), start, torch.zeros(())
+    for step, p, g, along in zip(steps, P, gradients, path, strict=True):
+        moved = step.next_weights("entries", p, weights, moment, g)
+        changes = changes + (along.full() * (moved - weights)).sum()
+        weights, moment = moved, step.next_moment("entries", p, moment, g)
+    *expected, of_start = torch.autograd.grad(changes, [*gradients, start], allow_unused=True, materialize_grads=True)
+    adjoint = PathAdjoint()
+    for step, p, along, wanted in reversed(list(zip(steps, P, path, expected, strict=True))):
+        torch.testing.assert_close(adjoint.back(step, "entries", p, along).value, wanted, rtol=1e-9, atol=1e-9)
+    found = torch.zeros(3, 4) if adjoint.to_moment is None else adjoint.to_moment.value
+    torch.testing.assert_close(found, of_start, rtol=1e-9, atol=1e-9, check_dtype=False)
 
 
 def test_no_steps_leave_the_initial_weights():

@@ -54,15 +54,15 @@ class ModuleContract(ABC):
         for module, taken in self.modules():
             args = taken if type(taken) is tuple else (taken,)
             gradients, call = called(self.adapter, module, args)
-            keys, errors, leads = call.keys(), call.errors(gradients), call.leads()
+            keys, errors = call.keys(), call.errors(gradients)
             maps = self.adapter.maps(module)
-            assert set(keys) == set(errors) == set(leads) == set(maps)
+            assert set(keys) == set(errors) == set(maps)
             for name, linear in maps.items():
                 rows = [each[name].reshape(-1, each[name].shape[-1]) for each in (keys, errors)]
                 assert (
                     len(rows[0])
                     == len(rows[1])
-                    == (math.prod(leads[name]) if call.row_places is None else len(call.row_places))
+                    == (math.prod(call.lead) if call.row_places is None else len(call.row_places))
                 )
                 made = outer_sum(rows[1], rows[0], linear.channel_groups).split(list(linear.columns.values()), dim=1)
                 for (weight, part), of_weight in zip(linear.weights.items(), made, strict=True):
@@ -255,7 +255,7 @@ class TestTransposedConvolution(AdapterContract):
             output = layer(inputs, output_size=[size])
             call = self.adapter.call(layer, (inputs,), {"output_size": [size]}, output, None)
             keys, errors = call.keys()[""], call.errors([torch.ones_like(output)])[""]
-            assert tuple(keys.shape[:-1]) == tuple(call.leads()[""]) == (1, size)
+            assert tuple(keys.shape[:-1]) == tuple(call.lead) == (1, size)
             output.sum().backward()
             explained = errors.flatten(0, 1).T @ keys.flatten(0, 1)
             torch.testing.assert_close(explained, self.adapter.maps(layer)[""].as_matrix(layer.weight.grad))

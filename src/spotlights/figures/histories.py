@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spotlights.figures.palette import INK, QUIET, Group, add_note, colours, new_figure, style
+from spotlights.figures.palette import INK, QUIET, Group, colours, named, plotted
 
 _SHOWN_GROUPS = 10
 
@@ -41,13 +41,7 @@ def plot_history(panel: HistoryPanel, *, names: Mapping[Any, str] | None = None)
         panel: what `History.panel` gives.
         names: what to call the groups, such as `{0: "T-shirt"}`; others are called by their values.
     """
-    with style():
-        figure = new_figure(8.0, 3.8)
-        axes = figure.add_subplot()
-        draw_history(axes, panel, names=names)
-        axes.set_title(panel.title)
-        add_note(figure, panel.note)
-    return figure
+    return plotted(draw_history, panel, 8.0, 3.8, names=names)
 
 
 def draw_history(axes: Axes, panel: HistoryPanel, *, names: Mapping[Any, str] | None = None) -> None:
@@ -59,7 +53,7 @@ def draw_history(axes: Axes, panel: HistoryPanel, *, names: Mapping[Any, str] | 
         base = np.full(len(panel.edges), start)
         for group, area, tint in zip(groups, areas, tints, strict=True):
             top = base + sign * np.clip(sign * area, 0.0, None)
-            label = (names or {}).get(group, "none" if group is None else str(group)) if sign > 0 else None
+            label = named(group, names) if sign > 0 else None
             axes.fill_between(panel.edges, base, top, color=tint, alpha=0.75, linewidth=0.3, label=label)
             base = top
     axes.plot(np.arange(len(panel.curve)), panel.curve, color=INK, linewidth=1.3, label=panel.what)

@@ -5,7 +5,7 @@ Figures are made outside pyplot's global state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,22 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)  # type: ignore[union-attr]
     return figure
+
+
+def plotted(draw: Callable[..., None], panel: Any, width: float, height: float, **options: Any) -> Figure:
+    """A figure with one panel on it, its title above and its note below."""
+    with style():
+        figure = new_figure(width, height)
+        axes = figure.add_subplot()
+        draw(axes, panel, **options)
+        axes.set_title(panel.title)
+        add_note(figure, panel.note)
+    return figure
+
+
+def named(group: Group, names: Mapping[Any, str] | None) -> str:
+    """What to call a group: by its name, or by its value."""
+    return (names or {}).get(group, "none" if group is None else str(group))
 
 
 def add_note(figure: Figure, note: str | None) -> None:

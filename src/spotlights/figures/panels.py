@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from spotlights.figures.palette import (
     Group,
     add_note,
     colours,
+    named,
     new_figure,
+    plotted,
     sign_colours,
     style,
 )
@@ -78,22 +80,12 @@ def plot_top(panel: TopPanel, *, names: Texts | None = None, marks: Texts | None
         names: what to call the groups, such as `{0: "T-shirt"}`; others are called by their values.
         marks: a word to put below some of the groups, such as `{6: "said"}`.
     """
-    return _plot(draw_top, panel, 7.5 if panel.column else 5.0, names=names, marks=marks)
+    return plotted(draw_top, panel, 7.5 if panel.column else 5.0, 3.0, names=names, marks=marks)
 
 
 def plot_totals(panel: TotalsPanel, *, names: Texts | None = None, marks: Texts | None = None) -> Figure:
     """A bar for each group, or an area over the ranges of a binned column. Arguments as for `plot_top`."""
-    return _plot(draw_totals, panel, 5.0, names=names, marks=marks)
-
-
-def _plot(draw: Callable[..., None], panel: Any, width: float, **options: Texts | None) -> Figure:
-    with style():
-        figure = new_figure(width, 3.0)
-        axes = figure.add_subplot()
-        draw(axes, panel, **options)
-        axes.set_title(panel.title)
-        add_note(figure, panel.note)
-    return figure
+    return plotted(draw_totals, panel, 5.0, 3.0, names=names, marks=marks)
 
 
 def plot_attention(
@@ -204,7 +196,7 @@ def _short_number(value: float, _position: int | None = None) -> str:
 def _name_groups(
     axes: Axes, places: np.ndarray, groups: Sequence[Group], names: Texts | None, marks: Texts | None
 ) -> None:
-    labels = [(names or {}).get(group, "none" if group is None else str(group)) for group in groups]
+    labels = [named(group, names) for group in groups]
     marked = [(marks or {}).get(group, "") for group in groups]
     slanted = len(groups) > _SHORT and any(len(label) > _SHORT for label in labels)
     texts = [

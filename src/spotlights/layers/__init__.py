@@ -22,7 +22,7 @@ from spotlights.layers.embedding import EmbeddingAdapter, EmbeddingBagAdapter
 from spotlights.layers.functional import FunctionalAdapter, FunctionalLinear, Report, WatchingAdapter
 from spotlights.layers.linear import BilinearAdapter, LinearAdapter, TransposedLinearAdapter
 from spotlights.layers.normalisation import NORMS
-from spotlights.layers.parameter import ParameterAdapter, ParameterCall
+from spotlights.layers.parameter import ParameterAdapter, parameter_call
 from spotlights.layers.products import ProductAdapter
 from spotlights.layers.recurrent import RECURRENT
 
@@ -50,11 +50,11 @@ __all__ = [
     "LinearMap",
     "ModuleAdapter",
     "ParameterAdapter",
-    "ParameterCall",
     "Report",
     "WatchingAdapter",
     "WeightPart",
     "adapter_for",
     "adapter_named",
+    "parameter_call",
     "register_layer",
 ]

@@ -73,6 +73,11 @@ class LinearMap:
     key_parts: Mapping[str, int] = field(default_factory=dict)
     """The parts of a key in order, with their sizes (`{"x": 64, "h": 256}`); empty if a key has no parts."""
 
+    @classmethod
+    def of(cls, weight: nn.Parameter, bias: nn.Parameter | None, rows: slice | None = None) -> LinearMap:
+        """That of one weight, and of these rows of a bias."""
+        return cls({"weight": WeightPart(weight)}, {} if bias is None else {"bias": WeightPart(bias, rows)})
+
     @property
     def parameters(self) -> dict[str, WeightPart]:
         return {**self.weights, **self.biases}
@@ -109,10 +114,16 @@ class LinearMap:
 class Call(ABC):
     """One call of a module: the keys, and the errors once gradients are known. It lives until the backward pass ends.
 
-    A call holds neither the tensors that the module returned nor their graph, because their hooks hold the call. All
-    methods return one value for each map of the module, by name. Rows keep their leading shape `(batch, …, features)`,
-    so that the columns of `recorder.batch` can be matched to them. They are flattened when they are stored.
+    A call holds neither the tensors that the module returned nor their graph, because their hooks hold the call. Keys
+    and errors are those of each map of the module, by name. Rows keep their leading shape `(batch, …, features)`, so
+    that the columns of `recorder.batch` can be matched to them. They are flattened when they are stored.
     """
+
+    lead: Sequence[int]
+    """The leading shape of the rows of every map."""
+
+    returns_rows: bool = False
+    """Whether the module returns the rows of its one map and nothing else."""
 
     may_repeat: bool = False
     """The keys are data, not the output of another trained layer: the next epoch has them again."""
@@ -132,10 +143,6 @@ class Call(ABC):
     a sequence-first recurrent layer, () for an input without such an axis. None if the kind of layer does not tell."""
 
     @abstractmethod
-    def leads(self) -> Mapping[str, Sequence[int]]:
-        """The leading shape of the rows."""
-
-    @abstractmethod
     def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"] | SparseRows]:
         """The key of each row."""
 
@@ -143,52 +150,40 @@ class Call(ABC):
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
         """The error of each row, the gradient of M k + b, from the gradients of the module's output tensors."""
 
-    def returns(self, name: str) -> bool:
-        """Whether the module returns the rows of this map and nothing else."""
-        return False
-
 
 class OneMapCall(Call):
     """A call of one linear map, whose rows are all that is returned."""
+
+    returns_rows = True
 
     def __init__(
         self,
         name: str,
         inputs: Shaped[Tensor, "..."] | SparseRows,
         lead: Sequence[int],
-        keys: Callable[[Any], Tensor | SparseRows],
-        errors: Callable[[Tensor], Tensor],
+        to_keys: Callable[[Any], Tensor | SparseRows],
+        to_errors: Callable[[Tensor], Tensor],
     ) -> None:
         """
         Args:
             name: of the map.
             inputs: held until the backward pass.
             lead: the leading shape of the rows.
-            keys: from the inputs to the key of each row.
-            errors: from the gradient of the output to the error of each row.
+            to_keys: from the inputs to the key of each row.
+            to_errors: from the gradient of the output to the error of each row.
         """
-        self._name, self._inputs, self._lead, self._keys, self._errors = name, inputs, lead, keys, errors
+        self._name, self._inputs, self.lead, self.to_keys, self.to_errors = name, inputs, lead, to_keys, to_errors
         self.may_repeat = isinstance(inputs, Tensor) and not inputs.requires_grad
         self.nbytes = inputs.nbytes
 
-    def map_keys(self, keys: Callable[[Any], Any]) -> None:
-        """Changes how keys follow from the inputs, where that depends on the call."""
-        self._keys = keys
-
-    def leads(self) -> Mapping[str, Sequence[int]]:
-        return {self._name: self._lead}
-
     def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"] | SparseRows]:
         inputs = self._inputs
-        return {self._name: self._keys(inputs.detach() if isinstance(inputs, Tensor) else inputs)}
+        return {self._name: self.to_keys(inputs.detach() if isinstance(inputs, Tensor) else inputs)}
 
     def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
         (gradient,) = gradients
         assert gradient is not None, "a backward pass reaches a module only through its output"
-        return {self._name: self._errors(gradient)}
-
-    def returns(self, name: str) -> bool:
-        return True
+        return {self._name: self.to_errors(gradient)}
 
 
 class ModuleAdapter(ABC):
@@ -222,9 +217,9 @@ class ModuleAdapter(ABC):
         """State from before a call in training that `call` needs, such as the random state of dropout."""
         return None
 
-    @abstractmethod
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         """Describes a call, from the module's arguments, its output, and what `before` returned."""
+        raise NotImplementedError("the uses of these weights are not seen in the calls of their module")
 
     def begin(self) -> Sequence[Any]:
         """Resources to release when recording ends, by their `remove` method, like the handles of hooks."""
@@ -248,7 +243,8 @@ class LayerAdapter(ModuleAdapter):
     """Keys that are data are stored once: the memory looks each key up among earlier ones."""
 
     def handles(self, module: nn.Module) -> bool:
-        return computes_as(module, *self.modules) and "weight" in own_parameters(module)
+        known = computes_as(module, *self.modules) and "weight" in own_parameters(module)
+        return known and self.refuses(module) is None
 
     # -- the parameters ----------------------------------------------------------------------
 
@@ -289,7 +285,9 @@ class LayerAdapter(ModuleAdapter):
 
     # -- a call ------------------------------------------------------------------------------
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any
+    ) -> OneMapCall:
         inputs = self.inputs(module, args, kwargs)
         lead = self.lead(module, inputs, output)
         call = OneMapCall("", inputs, lead, partial(self.keys, module), partial(self.errors, module))
@@ -302,8 +300,8 @@ class LayerAdapter(ModuleAdapter):
         return args[0] if args else next(iter(kwargs.values()))
 
     def lead(self, module: nn.Module, inputs: Any, output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        """The leading shape of the rows: that of the output without its features."""
-        return output.shape[:-1]
+        """The leading shape of the rows."""
+        return self.errors(module, output.detach()).shape[:-1]
 
     def axes(self, module: nn.Module, inputs: Any) -> tuple[int, ...] | None:
         """Which axes of the leading shape may count the examples (see `Call`); None if any may."""
@@ -322,13 +320,18 @@ class LayerAdapter(ModuleAdapter):
         return rows
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
 def tensors_of(output: Any) -> list[Tensor]:
     """The tensors in a module's output that can have a gradient, in order."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, tuple | list):
-        return [tensor for item in output for tensor in tensors_of(item)]
-    return []
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

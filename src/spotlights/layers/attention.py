@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import WeightPart, own_parameters
+from spotlights.layers.adapter import LinearMap, computes_as, own_parameters
 from spotlights.layers.functional import FunctionalAdapter
 
 
@@ -24,26 +24,20 @@ class AttentionAdapter(FunctionalAdapter):
         """The number of sequences in the running call."""
 
     def handles(self, module: nn.Module) -> bool:
-        if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not nn.MultiheadAttention.forward:
-            return False
-        return not own_parameters(module).keys().isdisjoint({"in_proj_weight", "q_proj_weight"})  # else it is computed
+        computed = own_parameters(module).keys().isdisjoint({"in_proj_weight", "q_proj_weight"})
+        return computes_as(module, nn.MultiheadAttention) and not computed
 
-    def weights(self, module: nn.Module) -> Mapping[str, tuple[nn.Parameter, WeightPart | None]]:
+    def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         assert isinstance(module, nn.MultiheadAttention)
-        bias, width = module.in_proj_bias, module.embed_dim
-        weights: dict[str, tuple[nn.Parameter, WeightPart | None]] = {}
-        in_proj = own_parameters(module).get("in_proj_weight")
-        if in_proj is not None:
-            weights["in_proj"] = in_proj, None if bias is None else WeightPart(bias)
-        else:
-            for at, name in enumerate(("q_proj", "k_proj", "v_proj")):
-                rows = slice(at * width, (at + 1) * width)
-                weight = module.get_parameter(f"{name}_weight")
-                weights[name] = weight, None if bias is None else WeightPart(bias, rows)
-        out_bias: nn.Parameter | None = module.out_proj.bias
-        out_weight = module.out_proj.get_parameter("weight")
-        weights["out_proj"] = out_weight, None if out_bias is None else WeightPart(out_bias)
-        return weights
+        own, bias, width = own_parameters(module), module.in_proj_bias, module.embed_dim
+        out_proj = LinearMap.of(module.out_proj.get_parameter("weight"), module.out_proj.bias)
+        if "in_proj_weight" in own:
+            return {"in_proj": LinearMap.of(own["in_proj_weight"], bias), "out_proj": out_proj}
+        projections = {
+            name: LinearMap.of(own[f"{name}_weight"], bias, slice(at * width, (at + 1) * width))
+            for at, name in enumerate(("q_proj", "k_proj", "v_proj"))
+        }
+        return {**projections, "out_proj": out_proj}
 
     def arrange(self, module: nn.Module, name: str, input: Tensor) -> Callable[[Tensor], Tensor]:
         if name != "out_proj":

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LayerAdapter, LinearMap, OneMapCall
+from spotlights.layers.adapter import LayerAdapter, LinearMap, OneMapCall
 
 
 class ConvolutionAdapter(LayerAdapter):
@@ -31,10 +31,6 @@ class ConvolutionAdapter(LayerAdapter):
 
     def channel_groups(self, module: nn.Module) -> int:
         return module.groups  # type: ignore[return-value]
-
-    def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        channels = output.ndim - 1 - dimensions_of(module)
-        return (*output.shape[:channels], *output.shape[channels + 1 :])
 
     def axes(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> tuple[int, ...] | None:
         return (0,) if inputs.ndim == 2 + dimensions_of(module) else ()
@@ -67,30 +63,29 @@ class TransposedConvolutionAdapter(ConvolutionAdapter):
 
         return {"": replace(super().maps(module)[""], as_matrix=as_matrix)}
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any
+    ) -> OneMapCall:
         call = super().call(module, args, kwargs, output, before)
-        assert isinstance(call, OneMapCall)
-        inputs = self.inputs(module, args, kwargs)
-        # `output_size` of a call stands for an output_padding of its own.
-        padding = _transposed_padding(module, [0] * dimensions_of(module))
-        sizes = zip(
-            output.shape[-len(padding) :], _spread_sizes(module, inputs), _extents(module), padding, strict=True
-        )
-        extra = [out - (size + sum(sides) - extent) for out, size, extent, sides in sizes]
-        call.map_keys(partial(self._keys, module, extra))
+        sizes = output.shape[-dimensions_of(module) :]  # a call may choose it: `output_size`
+        call.to_keys = partial(self._keys, module, sizes)
         return call
 
-    def keys(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
-        return self._keys(module, module.output_padding, inputs)  # type: ignore[arg-type]
+    def keys(self, module: Any, inputs: Shaped[Tensor, "..."]) -> Float[Tensor, "*lead in_features"]:
+        known = zip(_spread_sizes(module, inputs), _extents(module), module.padding, module.output_padding, strict=True)
+        return self._keys(module, [n + extent - 2 * cut + extra for n, extent, cut, extra in known], inputs)
 
     def _keys(
-        self, module: nn.Module, extra: Sequence[int], inputs: Shaped[Tensor, "..."]
+        self, module: Any, sizes: Sequence[int], inputs: Shaped[Tensor, "..."]
     ) -> Float[Tensor, "*lead in_features"]:
-        assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        dimensions = dimensions_of(module)
-        spread = inputs.new_zeros(*inputs.shape[:-dimensions], *_spread_sizes(module, inputs))
+        """The keys for an output of these sizes."""
+        dimensions, spread_sizes = dimensions_of(module), _spread_sizes(module, inputs)
+        spread = inputs.new_zeros(*inputs.shape[:-dimensions], *spread_sizes)
         spread[(..., *(slice(None, None, step) for step in module.stride))] = inputs
-        padded = F.pad(spread, [side for sides in reversed(_transposed_padding(module, extra)) for side in sides])
+        # Zeros before and after each dimension; a negative number cuts some of the input off.
+        known = zip(sizes, spread_sizes, _extents(module), module.padding, strict=True)
+        sides = [(extent - cut, size - n + cut) for size, n, extent, cut in known]
+        padded = F.pad(spread, [side for both in reversed(sides) for side in both])
         patches = _patches(padded, module.kernel_size, (1,) * dimensions, module.dilation)
         return patches.unflatten(-1, (-1, *module.kernel_size)).flip([*range(-dimensions, 0)]).flatten(-1 - dimensions)
 
@@ -103,15 +98,6 @@ def dimensions_of(module: nn.Module) -> int:
 def _spread_sizes(module: Any, inputs: Shaped[Tensor, "..."]) -> list[int]:
     """The input of a transposed convolution with zeros inserted."""
     return [(n - 1) * step + 1 for n, step in zip(inputs.shape[-dimensions_of(module) :], module.stride, strict=True)]
-
-
-def _transposed_padding(module: Any, extra: Sequence[int]) -> list[tuple[int, int]]:
-    """Zeros before and after each dimension of the spread input; a negative number cuts some of the input off.
-
-    `extra` is the output padding: the layer's own, or the one that a call's `output_size` stands for.
-    """
-    before = [extent - padding for extent, padding in zip(_extents(module), module.padding, strict=True)]
-    return [(side, side + extra) for side, extra in zip(before, extra, strict=True)]
 
 
 def _extents(module: Any) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LayerAdapter, OneMapCall, computes_as
+from spotlights.layers.adapter import LayerAdapter, OneMapCall, computes_as
 from spotlights.sparse_rows import SparseRows
 
 
@@ -25,15 +25,14 @@ class EmbeddingAdapter(LayerAdapter):
     transposed = True
     sparse_keys = True
 
-    def handles(self, module: nn.Module) -> bool:
-        return super().handles(module) and module.max_norm is None
-
     def refuses(self, module: nn.Module) -> str | None:
         return _MAX_NORM if computes_as(module, *self.modules) and module.max_norm is not None else None
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any
+    ) -> OneMapCall:
         assert isinstance(module, nn.Embedding)
-        tokens = self.inputs(module, args, kwargs)
+        call, tokens = super().call(module, args, kwargs, output, before), self.inputs(module, args, kwargs)
 
         def keys(tokens: Tensor) -> SparseRows:
             one_hot = self.keys(module, tokens)
@@ -47,7 +46,7 @@ class EmbeddingAdapter(LayerAdapter):
             _, of_row, counts = tokens.unique(return_inverse=True, return_counts=True)
             return gradient / counts[of_row].unsqueeze(-1)
 
-        call = OneMapCall("", tokens, self.lead(module, tokens, output), keys, errors)
+        call.to_keys, call.to_errors = keys, errors
         call.shared = _counts_up(tokens) or None
         return call
 
@@ -63,9 +62,6 @@ class EmbeddingBagAdapter(LayerAdapter):
     transposed = True
     sparse_keys = True
 
-    def handles(self, module: nn.Module) -> bool:
-        return super().handles(module) and self.refuses(module) is None
-
     def refuses(self, module: nn.Module) -> str | None:
         if not computes_as(module, *self.modules):
             return None
@@ -75,10 +71,6 @@ class EmbeddingBagAdapter(LayerAdapter):
             return "scale_grad_by_freq divides what a bag teaches by the counts of its tokens"
         return None if module.mode in ("sum", "mean") else f'a bag of mode="{module.mode}" is no linear map'
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        bags = self.inputs(module, args, kwargs)
-        return OneMapCall("", bags, self.lead(module, bags, output), lambda bags: bags, lambda gradient: gradient)
-
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SparseRows:
         assert isinstance(module, nn.EmbeddingBag)
         names = ("input", "offsets", "per_sample_weights")
@@ -87,9 +79,6 @@ class EmbeddingBagAdapter(LayerAdapter):
         assert tokens is not None
         with torch.no_grad():
             return _counts(module, tokens, offsets, weights)
-
-    def keys(self, module: nn.Module, inputs: SparseRows) -> SparseRows:
-        return inputs
 
 
 _MAX_NORM = "max_norm changes its weights in the forward pass, outside the optimizer"

@@ -11,7 +11,6 @@ import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, WeightPart, class_of
+from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, class_of
 from spotlights.torch_internals import COMPILER, Untraced, base_of
 
 Use = Callable[[Tensor, Tensor, slice], Tensor]
@@ -29,7 +28,8 @@ Use = Callable[[Tensor, Tensor, slice], Tensor]
 _torch_linear = F.linear
 _watches: dict[int, list[Watch]] = {}
 """By the `id` of the weight. A watch holds the weight, so the id stays valid."""
-_outside: dict[int, list[OutsideWatch]] = {}
+_outside: dict[int, list[Watch]] = {}
+"""Those of uses outside the module of the weight."""
 _FRAMES = 6
 """Where to look for `nn.Linear.forward`, which calls nothing but `F.linear`: checkers of types add frames."""
 
@@ -41,8 +41,8 @@ def _reporting_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None)
     # Compiled code has no such frames: uses outside the module are then seen as gradients without slots.
     if _outside and not torch.compiler.is_compiling() and not _called_by_linear():
         for watch in _outside.get(id(weight), ()):
-            if watch.module.bias is bias:
-                return watch.use(input, output)
+            if watch.bias is bias:
+                return watch.use(input, output, slice(None))
     return output
 
 
@@ -78,52 +78,35 @@ def _rows(whole: Tensor, part: Tensor) -> slice | None:
     return None if rest else slice(first, first + part.shape[0])
 
 
-@dataclass(frozen=True, eq=False)
 class Watch:
-    """What is called when a weight is used. Removed like the handle of a hook."""
+    """Calls a function when a weight is used, until it is removed like the handle of a hook."""
 
-    weight: nn.Parameter
-    use: Use
-
-    def remove(self) -> None:
-        _remove(_watches, self.weight, self)
-
-
-@dataclass(frozen=True, eq=False)
-class OutsideWatch:
-    """What is called when the weight and the bias of an `nn.Linear` are used outside its forward."""
-
-    module: nn.Linear
-    use: Callable[[Tensor, Tensor], Tensor]
-    """Called with the input and the output; returns the output to continue with."""
+    def __init__(self, among: dict[int, list[Watch]], weight: Tensor, use: Use, bias: Tensor | None = None) -> None:
+        self._among, self._weight, self.use, self.bias = among, weight, use, bias
+        among.setdefault(id(weight), []).append(self)
+        F.linear = _reporting_linear
 
     def remove(self) -> None:
-        _remove(_outside, self.module.weight, self)
-
-
-def _remove(watches: dict[int, list[Any]], weight: Tensor, watch: Watch | OutsideWatch) -> None:
-    watches[id(weight)].remove(watch)
-    if not watches[id(weight)]:
-        del watches[id(weight)]
-    if not _watches and not _outside:
-        F.linear = _torch_linear
+        of_weight = self._among[id(self._weight)]
+        of_weight.remove(self)
+        if not of_weight:
+            del self._among[id(self._weight)]
+        if not _watches and not _outside:
+            F.linear = _torch_linear
 
 
 def watch(weight: nn.Parameter, use: Use) -> Watch:
-    """Reports every `F.linear` with this weight, or with some of its rows, until the watch is removed."""
+    """Reports every `F.linear` with this weight, or with some of its rows."""
     global _reporter
     if COMPILER in sys.modules:
         _reporter = Untraced(_report)
-    _watches.setdefault(id(weight), []).append(watch := Watch(weight, use))
-    F.linear = _reporting_linear
-    return watch
+    return Watch(_watches, weight, use)
 
 
-def watch_outside(module: nn.Linear, use: Callable[[Tensor, Tensor], Tensor]) -> OutsideWatch:
-    """Reports every `F.linear` with the module's weight and bias outside its own forward, until it is removed."""
-    _outside.setdefault(id(module.weight), []).append(watch := OutsideWatch(module, use))
-    F.linear = _reporting_linear
-    return watch
+def watch_outside(module: nn.Module, use: Use) -> Watch:
+    """Reports every `F.linear` with the weight and the bias of an `nn.Linear` outside its own forward."""
+    assert isinstance(module, nn.Linear)
+    return Watch(_outside, module.weight, use, module.bias)
 
 
 Report = Callable[[str, Call | None, Tensor], Tensor | None]
@@ -151,9 +134,6 @@ class WatchingAdapter(ModuleAdapter):
             attached: makes a hook that copies of the module do not have.
         """
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        raise NotImplementedError("the uses of these weights are reported, not the forward of their module")
-
 
 class FunctionalAdapter(WatchingAdapter):
     """For modules that use weights by `F.linear(input, weight, bias)`."""
@@ -161,13 +141,9 @@ class FunctionalAdapter(WatchingAdapter):
     axes: ClassVar[tuple[int, ...] | None] = None
     """Which axes of rows, as `arrange` has them, may count the examples (see `Call`)."""
 
-    @abstractmethod
-    def weights(self, module: nn.Module) -> Mapping[str, tuple[nn.Parameter, WeightPart | None]]:
-        """Weights of shape `(out_features, in_features)`, each with its bias, by the name of the layer."""
-
     def use(self, module: nn.Module, name: str, input: Tensor, rows: slice) -> Call:
         """Describes a use of one of the weights, or of some of its rows. The errors of the other rows are then zero."""
-        out_features, arrange = self.weights(module)[name][0].shape[0], self.arrange(module, name, input)
+        out_features, arrange = self._weight(module, name).shape[0], self.arrange(module, name, input)
 
         def errors(gradient: Tensor) -> Tensor:
             gradient = arrange(gradient)
@@ -185,11 +161,8 @@ class FunctionalAdapter(WatchingAdapter):
         """Puts the batch first: from the leading shape of the input to that of its rows."""
         return lambda tensor: tensor
 
-    def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
-        return {
-            name: LinearMap({"weight": WeightPart(weight)}, {} if bias is None else {"bias": bias})
-            for name, (weight, bias) in self.weights(module).items()
-        }
+    def _weight(self, module: nn.Module, name: str) -> nn.Parameter:
+        return self.maps(module)[name].weights["weight"].parameter
 
     def watched(
         self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
@@ -197,13 +170,13 @@ class FunctionalAdapter(WatchingAdapter):
         def note(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor | None:
             return report(name, self.use(module, name, input, rows), output)
 
-        noted, weights = guard(note), self.weights(module)
+        noted = guard(note)
 
         def use(name: str, input: Tensor, output: Tensor, rows: slice) -> Tensor:
             instead = noted(name, input, output, rows)
             return output if instead is None else instead
 
-        return [watch(weights[name][0], partial(use, name)) for name in names]
+        return [watch(self._weight(module, name), partial(use, name)) for name in names]
 
 
 class FunctionalLinear(FunctionalAdapter):
@@ -221,9 +194,9 @@ class FunctionalLinear(FunctionalAdapter):
     def handles(self, module: nn.Module) -> bool:
         return class_of(module) is self._class
 
-    def weights(self, module: nn.Module) -> Mapping[str, tuple[nn.Parameter, WeightPart | None]]:
+    def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         get = module.get_parameter
         return {
-            weight: (get(weight), None if bias is None else WeightPart(get(bias)))
+            weight: LinearMap.of(get(weight), None if bias is None else get(bias))
             for weight, bias in self._names.items()
         }

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from spotlights.layers.adapter import Call, LayerAdapter, OneMapCall, own_parameters
+from spotlights.layers.adapter import LayerAdapter, OneMapCall, own_parameters
 from spotlights.torch_internals import with_parameters
 
 
@@ -39,9 +39,6 @@ class NormAdapter(LayerAdapter):
 
     def channel_groups(self, module: nn.Module) -> int:
         return self.weight(module).numel()
-
-    def lead(self, module: nn.Module, inputs: Shaped[Tensor, "..."], output: Shaped[Tensor, "..."]) -> Sequence[int]:
-        return self.errors(module, output).shape[:-1]
 
     def axes(self, module: nn.Module, inputs: Shaped[Tensor, "..."]) -> tuple[int, ...] | None:
         return (0,) if self._channels else None
@@ -103,10 +100,12 @@ class OwnNormAdapter(NormAdapter):
         _, *shift = _scale_and_shift(module)
         return own_parameters(module)[shift[0]] if shift else None
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any
+    ) -> OneMapCall:
         call = super().call(module, args, kwargs, output, before)
-        if isinstance(call, OneMapCall) and len(args) + len(kwargs) > 1:
-            call.map_keys(lambda inputs: self.errors(module, _with_unit_scale(module, *args, **kwargs)))
+        if len(args) + len(kwargs) > 1:
+            call.to_keys = lambda inputs: self.errors(module, _with_unit_scale(module, *args, **kwargs))
         return call
 
 

@@ -7,34 +7,11 @@ still add up to the trained parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, WeightPart, own_parameters
-
-
-class ParameterCall(Call):
-    """A pass through the whole network: its one row is the parameter, whose key is 1."""
-
-    shared = True
-
-    def __init__(self, name: str, parameter: nn.Parameter) -> None:
-        self._name, self._parameter = name, parameter
-
-    def leads(self) -> Mapping[str, Sequence[int]]:
-        return {self._name: (1,)}
-
-    def keys(self) -> Mapping[str, Float[Tensor, "1 1"]]:
-        return {self._name: self._parameter.detach().new_ones(1, 1)}
-
-    def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "1 out_features"]]:
-        """From the gradient of the parameter itself."""
-        (gradient,) = gradients
-        assert gradient is not None
-        return {self._name: gradient.reshape(1, -1)}
+from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, OneMapCall, WeightPart, own_parameters
 
 
 class ParameterAdapter(ModuleAdapter):
@@ -52,5 +29,9 @@ class ParameterAdapter(ModuleAdapter):
             for name, parameter in own_parameters(module).items()
         }
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
-        raise NotImplementedError("no call tells what such a parameter is multiplied with")
+
+def parameter_call(name: str, parameter: nn.Parameter) -> Call:
+    """A pass through the whole network: its one row is the parameter, whose key is 1."""
+    call = OneMapCall(name, parameter, (1,), lambda numbers: numbers.new_ones(1, 1), lambda g: g.reshape(1, -1))
+    call.shared = True
+    return call

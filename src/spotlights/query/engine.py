@@ -167,8 +167,7 @@ def _checked(blocks: Iterable[T]) -> Iterator[T]:
 
     def one_by_one() -> Iterator[T]:
         for block in blocks:
-            if stop is not None:
-                stop()
+            stop()
             yield block
 
     return one_by_one()

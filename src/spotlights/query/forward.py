@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, ShapeMismatchError, UnknownNameError, UnsupportedError
-from spotlights.layers import Call, LinearMap, ModuleAdapter, ParameterCall, Report, WatchingAdapter, adapter_named
+from spotlights.layers import Call, LinearMap, ModuleAdapter, Report, WatchingAdapter, adapter_named, parameter_call
 from spotlights.layers.adapter import class_of, plainly, tensors_of, unwrapped
 from spotlights.layers.functional import watch_outside
 from spotlights.memory.format.columns import example_axis
@@ -64,8 +64,7 @@ class Calls:
     def owners(self, count: int) -> Iterator[list[Int64[Tensor, "rows"]]]:
         """Of each call: which of the `count` inputs its rows may belong to, by their shape; likely ones first."""
         for call in self._calls:
-            lead = call.leads()[self._map_name]
-            rows, inputs = math.prod(lead), torch.arange(count)
+            lead, rows, inputs = call.lead, math.prod(call.lead), torch.arange(count)
             likely = [] if count == 0 or rows % count else [inputs.repeat_interleave(rows // count)]
             if len(lead) > 1 and lead[1] == count:  # sequence first
                 likely.append(inputs.repeat_interleave(math.prod(lead[2:])).repeat(lead[0]))
@@ -75,7 +74,7 @@ class Calls:
 
     def is_all_of(self, output: Tensor) -> bool:
         """Whether the layer was called once, the memory has all of it, and it gave this: as it is, or row by row."""
-        if not (self.recorded_whole and len(self._calls) == 1 and self._calls[0].returns(self._map_name)):
+        if not (self.recorded_whole and len(self._calls) == 1 and self._calls[0].returns_rows):
             return False
         own = self.outputs[0][0]
         same_size = own.numel() == output.numel()
@@ -108,7 +107,7 @@ class ForwardPass:
                 if _adapter(name, entry).last_resort:
                     parameter = linear.weights["weight"].parameter
                     if parameter.requires_grad:
-                        call = ParameterCall(entry.map, parameter)
+                        call = parameter_call(entry.map, parameter)
                         self.calls[name].add(call, call.keys()[entry.map], [parameter])
                     continue
                 users.setdefault(module, (_adapter(name, entry), {}))[1][entry.map] = self.calls[name]
@@ -134,7 +133,6 @@ class ForwardPass:
                 hook = _hook(adapter, maps, within)
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
                 if adapter.used_outside:
-                    assert isinstance(module, nn.Linear)
                     handles.append(watch_outside(module, partial(_outside, hook, module)))
             model.eval()
             with torch.enable_grad(), plainly():
@@ -366,7 +364,7 @@ def _hook(adapter: ModuleAdapter, maps: Mapping[str, Calls], within: Callable[[]
     return hook
 
 
-def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output: Tensor) -> Tensor:
+def _outside(hook: Callable[..., Any], module: nn.Module, input: Tensor, output: Tensor, rows: slice) -> Tensor:
     return hook(module, (input,), {}, output)
 
 

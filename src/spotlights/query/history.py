@@ -40,8 +40,8 @@ from spotlights.query.measured import LayerMeasured, OverLayers, add_up
 from spotlights.query.measures import Known
 from spotlights.query.plan import Measure, Plan
 from spotlights.query.reducers import Reducer
-from spotlights.results.answers import Label, Totals
-from spotlights.results.histories import Curve, Forgetting, Lost, Rest, check_number
+from spotlights.results.answers import Label, Totals, check_query
+from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.tables import Printable, build, frame
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class History(OverLayers, Printable):
         """One number as the functions of `spotlights.figures` take it; arguments as for `plot`."""
         from spotlights.figures import HistoryPanel
 
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         column = next(iter(few_groups(self.view, 64)), None) if by is None else by
         curve, name = self._course.curve[query].numpy(), self.names[query]
         what = f"output {name}" if name[0].isdigit() else name  # a label may have the same name
@@ -331,7 +331,7 @@ class History(OverLayers, Printable):
 
     def rows(self, query: int = 0) -> list[dict[str, Any]]:
         """The terms of one number's sum."""
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         terms = {"initial": self.initial, "slots": self.total(), DECAY: self.decay, **self.rest, "answer": self.answer}
         return [{"term": name, self.names[query]: float(value[query])} for name, value in terms.items()]
 

@@ -121,9 +121,9 @@ class ParameterSweep:
                 state[name].copy_(torch.where(used, state[name], held))
         moment = state.get(rule.moment) if rule.moment else None
         if WEIGHTS in state:
-            state[WEIGHTS] = linear.next_weights(P, state[WEIGHTS], 0.0 if moment is None else moment, g)
+            state[WEIGHTS] = linear.next_weights(self.side, P, state[WEIGHTS], moment, g)
         if moment is not None and rule.moment is not None:
-            state[rule.moment] = linear.next_moment(P, moment, g)
+            state[rule.moment] = linear.next_moment(self.side, P, moment, g)
         return P
 
     def amplified(self, s: int, limit: float) -> float:

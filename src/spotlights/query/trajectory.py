@@ -142,9 +142,9 @@ class ParameterPath:
         with rule.sensible(row):
             P: Factor = 1.0 if rule.scalar else rule.precondition(row, state, g)
         moment = state[rule.moment] if rule.moment else None
-        state[WEIGHTS], moved = linear.advance(self.side, P, weights, moment, g)
-        if moved is not None and rule.moment:
-            state[rule.moment] = moved
+        state[WEIGHTS] = linear.next_weights(self.side, P, weights, moment, g)
+        if moment is not None and rule.moment:
+            state[rule.moment] = linear.next_moment(self.side, P, moment, g)
         correction = self._follow_log(s, state)
         total = None if noise is None else from_slots.to(self.dtype)
         return ParameterMove(weights, state[WEIGHTS], linear, self.side, P, self._factor[s], total, noise, correction)

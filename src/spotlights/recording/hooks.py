@@ -98,14 +98,14 @@ class ModuleHooks:
             return None
 
         def record(call: Call, batch: Batch, outputs: list[Tensor], names: Iterable[str]) -> None:
-            leads, places = call.leads(), None if call.row_places is None else call.row_places.numpy()
+            places = None if call.row_places is None else call.row_places.numpy()
             axes = self.axes if call.axes is None else call.axes
             maps = []
             for name in names:
                 own = self.maps[name]
-                rows = batch.rows(leads[name], own.layer.name, shared=call.shared, axes=axes)
+                rows = batch.rows(call.lead, own.layer.name, shared=call.shared, axes=axes)
                 if name in codes:
-                    rows = {**rows, MODULE: np.full(math.prod(leads[name]), codes[name])}
+                    rows = {**rows, MODULE: np.full(math.prod(call.lead), codes[name])}
                 if places is not None:
                     rows = {column: values[places] for column, values in rows.items()}
                 maps.append((name, own, rows))
@@ -151,10 +151,9 @@ class ModuleHooks:
         if type(adapter).before is not ModuleAdapter.before:
             handles.append(self.module.register_forward_pre_hook(_ModelHook(guard(before))))
         if adapter.used_outside and not torch_internals.compiled_graphs():  # these would be compiled anew
-            assert isinstance(self.module, nn.Linear)
             note = guard(after)
 
-            def use_outside(input: Tensor, output: Tensor) -> Tensor:
+            def use_outside(input: Tensor, output: Tensor, rows: slice) -> Tensor:
                 note(self.module, (input,), {}, output)
                 return output
 

@@ -63,9 +63,11 @@ class QueryAnswer(Printable):
         """One row for each query and row."""
         return frame({"query": q, **row} for q in range(len(self)) for row in self.rows(q))
 
-    def _check(self, query: int) -> None:
-        if not -len(self) <= query < len(self):
-            raise SettingError(f"query={query}: there are {len(self)} queries, 0 to {len(self) - 1}.")
+
+def check_query(query: int, count: int, what: str = "queries") -> None:
+    """Refuses a query, or another number of interest, that does not exist."""
+    if not -count <= query < count:
+        raise SettingError(f"query={query}: there are {count} {what}, 0 to {count - 1}.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +128,7 @@ class Top(QueryAnswer):
         """One query's values as the functions of `spotlights.figures` take them."""
         from spotlights.figures import TopPanel
 
-        self._check(query)
+        check_query(query, len(self))
         values = self.values[query].where(self.slots[query] >= 0, float("nan")).numpy()
         of_each = f" of each {self.per}" if self.per else ""
         title = f"{self.what}s of the top {values.shape[1]} {self._what}{of_each} in {layer_named(self.layer)}"
@@ -194,7 +196,7 @@ class Totals(QueryAnswer):
         """One query's totals as the functions of `spotlights.figures` take them."""
         from spotlights.figures import TotalsPanel
 
-        self._check(query)
+        check_query(query, len(self))
         return TotalsPanel(
             self.values[query].numpy(),
             self.groups,

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spotlights.errors import SettingError
-from spotlights.results.answers import Label
+from spotlights.results.answers import Label, check_query
 from spotlights.results.tables import Printable, RowAnswer, build, frame
 
 if TYPE_CHECKING:
@@ -22,31 +21,16 @@ if TYPE_CHECKING:
 _SHOWN_STEPS = 11
 
 
-def check_number(number: int, count: int) -> None:
-    """Refuses a number of interest that does not exist."""
-    if not -count <= number < count:
-        raise SettingError(f"query={number}: there are {count} numbers, 0 to {count - 1}.")
-
-
-class Rest(Mapping[str, Tensor]):
+class Rest(dict[str, Float[Tensor, "numbers"]]):
     """What no slot added, by name; in a sum it counts as its total."""
 
     def __init__(self, parts: Mapping[str, Float[Tensor, "numbers"]], numbers: int) -> None:
-        self._parts = dict(parts)
+        super().__init__(parts)
         self._numbers = numbers
-
-    def __getitem__(self, name: str) -> Float[Tensor, "numbers"]:
-        return self._parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
     @property
     def total(self) -> Float[Tensor, "numbers"]:
-        return sum(self._parts.values(), start=torch.zeros(self._numbers, dtype=torch.float64))
+        return sum(self.values(), start=torch.zeros(self._numbers, dtype=torch.float64))
 
     def __add__(self, other: Any) -> Float[Tensor, "numbers"]:
         return self.total + (other.total if isinstance(other, Rest) else other)
@@ -54,7 +38,7 @@ class Rest(Mapping[str, Tensor]):
     __radd__ = __add__
 
     def __repr__(self) -> str:
-        return f"Rest({', '.join(f'{name}: {value.tolist()}' for name, value in self._parts.items())})"
+        return f"Rest({', '.join(f'{name}: {value.tolist()}' for name, value in self.items())})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,7 +54,7 @@ class Curve(Printable):
 
     def rows(self, query: int = 0) -> Iterator[dict[str, Any]]:
         """One number, row by row."""
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         for steps, value in enumerate(self.values[query].tolist()):
             yield {"steps": steps, self.names[query]: value}
 
@@ -93,7 +77,7 @@ class Curve(Printable):
         """One number over the steps."""
         from spotlights import figures
 
-        check_number(query, len(self))
+        check_query(query, len(self), "numbers")
         return figures.plot_history(figures.HistoryPanel(self.values[query].numpy(), self.names[query]))
 
 

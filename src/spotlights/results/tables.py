@@ -103,30 +103,20 @@ class TitledTable:
         """Which columns are numbers: they are set to the right."""
         return [all(_is_number(row[index]) for row in self.rows) for index in range(len(self.columns))]
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.text import Text
-
-        yield Text(printable(self.title), "italic")
-        yield self._body()
-        if self.note is not None:
-            yield Text(printable(self.note), "dim")
-
-    def __rich_measure__(self, console: Any, options: Any) -> Any:
-        from rich.measure import Measurement
-
-        return Measurement.get(console, options, self._body())
-
-    def _body(self) -> Any:
+    def __rich__(self) -> Any:
         from rich import box
+        from rich.console import Group
         from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=box.SIMPLE_HEAD)
         for name, numeric in zip(self.columns, self.numeric, strict=True):
             table.add_column(escape(name), justify="right" if numeric else "left")
         for row in self.rows:
             table.add_row(*map(escape, row))
-        return table
+        note = [] if self.note is None else [Text(printable(self.note), "dim")]
+        return Group(Text(printable(self.title), "italic"), table, *note)
 
 
 def build(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str | None) -> TitledTable:

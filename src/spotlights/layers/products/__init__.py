@@ -11,7 +11,7 @@ as it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +32,14 @@ class ProductAdapter(WatchingAdapter):
         return bool(_matrices(module))
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
-        return dict(_maps(module))
+        maps = {}
+        for name, (parameter, transposed) in _matrices(module).items():
+            stack = {name: None} if parameter.ndim == 2 else {f"{name}.{e}": e for e in range(len(parameter))}
+            as_matrix = (lambda weight: weight.T) if transposed else (lambda weight: weight)
+            for own, rows in stack.items():
+                part = WeightPart(parameter, rows)
+                maps[own] = LinearMap({"weight": part}, transposed=transposed, as_matrix=as_matrix)
+        return maps
 
     def watched(
         self, module: nn.Module, names: Iterable[str], report: Report, guard: Guarded, attached: Guarded
@@ -88,11 +95,3 @@ def _matrices(module: nn.Module) -> dict[str, tuple[nn.Parameter, bool]]:
         for name, parameter in own.items()
         if name in known and parameter.ndim in (2, 3) and type(parameter.data) is Tensor
     }
-
-
-def _maps(module: nn.Module) -> Iterator[tuple[str, LinearMap]]:
-    for name, (parameter, transposed) in _matrices(module).items():
-        stack = {name: None} if parameter.ndim == 2 else {f"{name}.{e}": e for e in range(len(parameter))}
-        as_matrix = (lambda weight: weight.T) if transposed else (lambda weight: weight)
-        for own, rows in stack.items():
-            yield own, LinearMap({"weight": WeightPart(parameter, rows)}, transposed=transposed, as_matrix=as_matrix)

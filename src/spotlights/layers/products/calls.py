@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from spotlights.layers.adapter import OneMapCall
+from spotlights.layers.adapter import OneMapCall, tensors_in
 from spotlights.layers.functional import Guarded, Report
 from spotlights.layers.products.equation import PRODUCTS, Product, UsedWeight, product_of
 
@@ -55,10 +55,10 @@ class ProductMode(TorchFunctionMode):
         return output if instead is None else instead
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        name, given = getattr(func, "__name__", ""), list(_tensors((*args, *kwargs.values())))
+        name, given = getattr(func, "__name__", ""), list(tensors_in((*args, *kwargs.values())))
         weights = [self._weights[id(tensor)] for tensor in given if id(tensor) in self._weights]
         if weights:
-            return self._with_weights(name, args, kwargs, list(_tensors([output])), weights)
+            return self._with_weights(name, args, kwargs, list(tensors_in(output)), weights)
         places = [self._places[id(tensor)] for tensor in given if id(tensor) in self._places]
         if places:
             with torch.no_grad():
@@ -72,10 +72,10 @@ class ProductMode(TorchFunctionMode):
         if name in _MOVING and id(args[0]) in self._places:
             tensor, own = self._places[id(args[0])]
             moved = func(own.expand(tensor.shape), *args[1:], **kwargs)
-            self._places.update((id(o), (o, m)) for o, m in zip(_tensors([output]), _tensors([moved]), strict=True))
+            self._places.update((id(o), (o, m)) for o, m in zip(tensors_in(output), tensors_in(moved), strict=True))
         elif name in _ENTRY_BY_ENTRY and isinstance(output, Tensor):
             same = [at.expand(tensor.shape) for tensor, at in places if tensor.shape == output.shape]
-            alike = sum(tensor.shape == output.shape for tensor in _tensors((*args, *kwargs.values())))
+            alike = sum(tensor.shape == output.shape for tensor in tensors_in((*args, *kwargs.values())))
             if same and len(same) == alike and all(torch.equal(same[0], other) for other in same[1:]):
                 self._places[id(output)] = output, same[0]
         elif name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
@@ -119,11 +119,3 @@ class ProductMode(TorchFunctionMode):
         if of_output is not None:
             self._places[id(instead)] = instead, of_output
         return instead
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    for item in given:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, tuple | list):
-            yield from _tensors(item)

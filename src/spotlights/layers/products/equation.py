@@ -88,17 +88,23 @@ def product_of(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], weight: UsedWeight, out: Tensor
 ) -> Product | None:
     """The product that was computed; None if it is none that is understood."""
-    equation, operands, offsets = "", [a for a in args if isinstance(a, Tensor)][:2], None
-    if name == "einsum" and isinstance(args[0], str):
-        equation, operands = args[0].replace(" ", ""), list(args[1] if isinstance(args[1], tuple | list) else args[1:])
+    operands, offsets = [a for a in args if isinstance(a, Tensor)][:2], None
+    if name == "einsum":
+        operands = list(args[1] if isinstance(args[1], tuple | list) else args[1:])
     if len(operands) != 2 or sum(o is weight.tensor for o in operands) != 1:
         return None
+    if name == "__rmatmul__":
+        operands.reverse()
+    if name == "einsum":
+        equation = str(args[0]).replace(" ", "")
+    elif name in LINEAR:
+        equation = "...i,oi->...o"
+    elif name in _GROUPED:
+        equation, offsets = "ni,eio->no", kwargs.get("offs", args[2] if len(args) > 2 else None)
+    else:
+        n, o = ("" if operand.ndim == 1 else letter for operand, letter in zip(operands, "no", strict=True))
+        equation = f"...{n}i,...i{o}->...{n}{o}"
     x = operands[operands[0] is weight.tensor]
-    if not equation:
-        equation, x_first = _equation(name, x, weight.tensor, operands[0] is x)
-        operands = [x, weight.tensor] if x_first else operands
-    if name in _GROUPED:
-        offsets = kwargs.get("offs", args[2] if len(args) > 2 else None)
     left, arrow, out_letters = equation.partition("->")
     subscripts = [*left.split(","), out_letters]
     if not arrow or len(subscripts) != 3:
@@ -115,25 +121,6 @@ def product_of(
     if inner not in x_letters or outer not in out_letters or inner in out_letters or outer in x_letters:
         return None
     return Product(x, x_letters, out_letters, inner, outer, sizes, _used(weight, w_letters[:-2], x_letters, offsets))
-
-
-def _equation(name: str, x: Tensor, weight: Tensor, x_first: bool) -> tuple[str, bool]:
-    """A product as `einsum` writes it, and whether `x` is its first factor."""
-    x_first ^= name == "__rmatmul__"
-    stack = "e" if weight.ndim == 3 else ""
-    if name in _GROUPED:
-        return "ni,eio->no", True
-    if name in LINEAR:
-        return "...i,oi->...o", True
-    if x_first:
-        rows = ("n" if x.ndim > 1 else "") if stack else "..."
-        own = stack if x.ndim > 2 else ""
-        more = "..." if stack and x.ndim > 3 else ""
-        return f"{more}{own}{rows}i,{stack}io->{more}{stack}{rows}o", True
-    rows = "n" if x.ndim > 1 else ""
-    more = "..." if x.ndim > 2 + len(stack) or (x.ndim > 2 and not stack) else ""
-    own = stack if x.ndim > 2 else ""
-    return f"{stack}oi,{more}{own}i{rows}->{more}{stack}o{rows}", False
 
 
 def _named(subscripts: str, dimensions: int, equation: str) -> str:

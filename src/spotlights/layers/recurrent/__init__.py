@@ -5,9 +5,8 @@ gradients of the gates, so Spotlights computes the errors at the end of the back
 states, one matrix product gives the gates of all time steps, and then the gradients go backward through time.
 """
 
-from spotlights.layers.recurrent.adapter import RecurrentAdapter
-from spotlights.layers.recurrent.gru import Gru
-from spotlights.layers.recurrent.lstm import Lstm
-from spotlights.layers.recurrent.recurrence import Rnn
+from spotlights.layers.recurrent.gru import GruAdapter
+from spotlights.layers.recurrent.lstm import LstmAdapter
+from spotlights.layers.recurrent.rnn import RnnAdapter
 
-RECURRENT = tuple(RecurrentAdapter(kind) for kind in (Lstm(), Gru(), Rnn("tanh"), Rnn("relu")))
+RECURRENT = (LstmAdapter(), GruAdapter(), RnnAdapter("tanh"), RnnAdapter("relu"))

@@ -1,35 +1,34 @@
-"""The adapter of all recurrent modules, and one call of such a module.
-
-Keys are in the inputs and outputs; errors come from a pass backward through layers and time. The kinds differ in their
-`Recurrence`.
-"""
+"""What the adapters of all recurrent modules share; the kinds differ in their maps and in the errors of their gates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, computes_as
-from spotlights.layers.recurrent.recurrence import ByMap, DirectionRun, Recurrence, directions_of
-from spotlights.layers.recurrent.rows import Layout, Starts, TimeSteps
+from spotlights.layers.adapter import Call, LinearMap, ModuleAdapter, WeightPart, computes_as
+from spotlights.layers.recurrent.call import ByMap, Direction, DirectionRun, RecurrentCall, directions_of
+from spotlights.layers.recurrent.rows import States
 from spotlights.layers.recurrent.scratch import scratch
+
+Gates = Float[Tensor, "rows gates"]
 
 
 class RecurrentAdapter(ModuleAdapter):
-    """Finds the linear maps of one kind of recurrent module: one or two for each layer and direction."""
+    """One kind of recurrent module: by default, with one map of the input and the previous state side by side."""
 
-    def __init__(self, recurrence: Recurrence) -> None:
-        self.kind = recurrence.kind  # type: ignore[misc]
-        self._recurrence = recurrence
+    modules: ClassVar[tuple[type[nn.Module], ...]]
+    state_count: ClassVar[int] = 1
+    """How many tensors go from step to step: a state, or a state and a cell."""
+    kernel: Callable[..., Any]
+    """The function that torch runs layers with."""
 
     def handles(self, module: nn.Module) -> bool:
-        if not (computes_as(module, *self._recurrence.modules) and self._recurrence.handles(module)):
+        if not computes_as(module, *self.modules):
             return False
         if not all(d.weight_ih is not None and d.weight_hh is not None for ds in directions_of(module) for d in ds):
             return False  # computed weights
@@ -42,7 +41,7 @@ class RecurrentAdapter(ModuleAdapter):
 
     def maps(self, module: nn.Module) -> Mapping[str, LinearMap]:
         every = (direction for layer in directions_of(module) for direction in layer)
-        return {name: linear for direction in every for name, linear in self._recurrence.maps(direction).items()}
+        return {name: linear for direction in every for name, linear in self.maps_of(direction).items()}
 
     def begin(self) -> Sequence[Any]:
         return [scratch]
@@ -53,152 +52,50 @@ class RecurrentAdapter(ModuleAdapter):
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, before: Any) -> Call:
         inputs = args[0] if args else kwargs["input"]
         start = args[1] if len(args) > 1 else kwargs.get("hx")
-        names = list(self.maps(module))
-        return RecurrentCall(self._recurrence, names, module, inputs, start, output, before)
+        return RecurrentCall(self, module, inputs, start, output, before)
+
+    # -- one layer in one direction ------------------------------------------------------------
+
+    def maps_of(self, direction: Direction) -> Mapping[str, LinearMap]:
+        """The linear maps of one direction, that of the input first."""
+        weights = {"weight_ih": WeightPart(direction.weight_ih), "weight_hh": WeightPart(direction.weight_hh)}
+        biases = {"bias_ih": direction.bias_ih, "bias_hh": direction.bias_hh}
+        present = {name: WeightPart(bias) for name, bias in biases.items() if bias is not None}
+        key_parts = {"x": direction.weight_ih.shape[1], "h": direction.weight_hh.shape[1]}
+        return {direction.suffix.removeprefix("_"): LinearMap(weights, present, key_parts=key_parts)}
+
+    def keys(self, run: DirectionRun) -> ByMap:
+        """The keys of each map."""
+        width, hidden = run.inputs.shape[1], run.states.shape[1]
+        joint = scratch.empty(len(run.inputs), width + hidden, like=run.inputs)
+        joint[:, :width] = run.inputs
+        run.times.previous(run.states, run.starts[0], out=joint[:, width:])
+        return {run.direction.suffix.removeprefix("_"): joint}
+
+    def errors(self, run: DirectionRun, keys: ByMap, gradients: Sequence[States]) -> ByMap:
+        """The errors of each map.
+
+        Args:
+            run: what the layer computed.
+            keys: of each map.
+            gradients: what reaches each state and (LSTM) each cell from outside the layer; may be overwritten.
+        """
+        gates = [_outputs(linear, keys[name]) for name, linear in self.maps_of(run.direction).items()]
+        return dict(zip(keys, self.gate_errors(run, gates, gradients), strict=True))
+
+    @abstractmethod
+    def gate_errors(self, run: DirectionRun, gates: Sequence[Gates], gradients: Sequence[States]) -> Sequence[Gates]:
+        """The gradients of each map's gates before their nonlinearities. May overwrite gates and gradients."""
 
 
 def _has_dropout(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
 
 
-class RecurrentCall(Call):
-    """One call of a recurrent module."""
-
-    def __init__(
-        self,
-        recurrence: Recurrence,
-        map_names: Sequence[str],
-        module: nn.Module,
-        inputs: Tensor | PackedSequence,
-        start: Tensor | tuple[Tensor, Tensor] | None,
-        output: Any,
-        random_state: Tensor | None,
-    ) -> None:
-        self._recurrence = recurrence
-        self._map_names = map_names
-        self._module = module
-        self._is_cell = isinstance(module, nn.RNNCellBase)
-        self._directions = directions_of(module)
-        self._layout = layout = Layout.of(module, inputs)
-        outputs = layout.rows(output if isinstance(output, Tensor | PackedSequence) else output[0])
-        self._computed, own = outputs.dtype, self._directions[0][0].weight_ih.dtype
-        # Autocast computes in a coarser type than that of the weights; what we compute again is in theirs.
-        self._inputs, self._outputs = layout.rows(inputs).to(own), outputs.to(own)
-        starts = () if start is None else (start,) if isinstance(start, Tensor) else start
-        self._starts = [layout.states(tensor.to(own)) for tensor in starts]
-        self._random_state = random_state
-        self._cell_gradient_is_total = self._is_cell and isinstance(output, tuple) and _computes(output[1], output[0])
-        self.row_places = layout.row_places
-        if not self._is_cell:
-            self.axes = () if len(layout.lead) == 1 else (0, 1) if layout.batch_first or layout.packed else (1, 0)
-        self.nbytes = self._inputs.nbytes + self._outputs.nbytes
-
-    def leads(self) -> Mapping[str, Sequence[int]]:
-        return dict.fromkeys(self._map_names, self._layout.lead)
-
-    def keys(self) -> Mapping[str, Float[Tensor, "*lead in_features"]]:
-        by_direction = (keys for layer in self._keys for keys in layer)
-        return {name: self._layout.shaped(rows) for keys in by_direction for name, rows in keys.items()}
-
-    def errors(self, gradients: Sequence[Tensor | None]) -> Mapping[str, Float[Tensor, "*lead out_features"]]:
-        layout, errors = self._layout, {}
-        gradients = [None if gradient is None else gradient.to(self._outputs.dtype) for gradient in gradients]
-        of_outputs = None if gradients[0] is None else layout.rows(gradients[0])
-        # A layer returns its last state twice: in its output, and as the state that it ends with. A cell, once.
-        of_last = [None if g is None else layout.states(g) for g in (gradients if self._is_cell else gradients[1:])]
-        if self._is_cell:
-            of_last[0] = None
-        for layer in reversed(range(len(self._runs))):
-            of_inputs = None
-            for d, run in enumerate(self._runs[layer]):
-                hidden, like = run.states.shape[1], self._outputs[:, : run.states.shape[1]]
-                of_states = None if of_outputs is None else of_outputs[:, d * hidden : (d + 1) * hidden]
-                last = [None if states is None else states[layer * len(self._runs[layer]) + d] for states in of_last]
-                arriving = [run.times.state_gradients(None if n else of_states, g, like) for n, g in enumerate(last)]
-                of_maps = self._recurrence.errors(run, self._keys[layer][d], arriving)
-                errors.update({name: layout.shaped(rows) for name, rows in of_maps.items()})
-                if layer:
-                    product = next(iter(of_maps.values())) @ run.direction.weight_ih.detach()
-                    of_inputs = product if of_inputs is None else of_inputs.add_(product)
-            if layer:
-                assert of_inputs is not None
-                mask = self._dropout_masks[layer - 1]
-                of_outputs = of_inputs if mask is None else of_inputs.mul_(mask)
-        return {name: rows.to(self._computed) for name, rows in errors.items()}
-
-    # -- what the module computed inside -------------------------------------------------------
-
-    @cached_property
-    def _keys(self) -> list[list[ByMap]]:
-        return [[self._recurrence.keys(run) for run in layer] for layer in self._runs]
-
-    @cached_property
-    def _runs(self) -> list[list[DirectionRun]]:
-        """What each layer computed in each direction."""
-        runs = []
-        for layer, (inputs, outputs) in enumerate(self._layer_inputs_and_outputs()):
-            runs.append([])
-            for d, direction in enumerate(self._directions[layer]):
-                hidden = direction.weight_hh.shape[1]
-                times = TimeSteps(self._layout.batch_sizes, reverse=d == 1)
-                states = outputs[:, d * hidden : (d + 1) * hidden]
-                starts = self._starts_of(layer, d)
-                runs[-1].append(DirectionRun(direction, times, inputs, states, starts, self._cell_gradient_is_total))
-        return runs
-
-    def _layer_inputs_and_outputs(
-        self,
-    ) -> Iterator[tuple[Float[Tensor, "rows inputs"], Float[Tensor, "rows features"]]]:
-        """The outputs of all layers but the last are computed a second time."""
-        inputs = self._inputs
-        for layer, mask in enumerate(self._dropout_masks):
-            outputs = self._run(layer, inputs)
-            yield inputs, outputs
-            inputs = outputs if mask is None else outputs * mask
-        yield inputs, self._outputs
-
-    @cached_property
-    def _dropout_masks(self) -> list[Tensor | None]:
-        """The dropout after each layer but the last, drawn again from the same random state."""
-        lower = self._directions[:-1]
-        if self._random_state is None:
-            return [None for _ in lower]
-        assert isinstance(self._module, nn.RNNBase)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._random_state)
-            return [nn.functional.dropout(torch.ones_like(self._outputs), self._module.dropout) for _ in lower]
-
-    def _starts_of(self, layer: int, direction: int) -> list[Starts]:
-        """What all sequences begin with: the state and (LSTM) the cell."""
-        index = layer * len(self._directions[layer]) + direction
-        if self._starts:
-            return [states[index] for states in self._starts]
-        shape = self._layout.batch_sizes[0], self._directions[layer][direction].weight_hh.shape[1]
-        return [self._outputs.new_zeros(shape) for _ in range(self._recurrence.state_count)]
-
-    def _run(self, layer: int, inputs: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows features"]:
-        """The outputs of one layer, by the kernel that the module uses."""
-        module, sizes, directions = self._module, self._layout.batch_sizes, self._directions[layer]
-        assert isinstance(module, nn.RNNBase)
-        of_directions = [self._starts_of(layer, d) for d in range(len(directions))]
-        starts: tuple[Tensor, ...] = tuple(torch.stack(states) for states in zip(*of_directions, strict=True))
-        start = starts if len(starts) != 1 else starts[0]
-        weights = [parameter.detach() for direction in directions for parameter in direction.parameters]
-        options = weights, module.bias, 1, 0.0, module.training, module.bidirectional
-        if self._layout.packed:
-            return self._recurrence.kernel(inputs, torch.tensor(sizes), start, *options)[0]
-        by_step = inputs.unflatten(0, (len(sizes), sizes[0]))
-        return self._recurrence.kernel(by_step, start, *options, False)[0].flatten(0, 1)
-
-
-def _computes(cell: Tensor, state: Tensor) -> bool:
-    """Whether the graph computes the state from this very cell, as `h = o·tanh(c)` does outside a fused kernel.
-
-    The gradient of the cell then includes what reaches it through the state.
-    """
-    nodes = [state.grad_fn]
-    for _ in range(3):
-        nodes = [before for node in nodes if node is not None for before, _ in node.next_functions]
-        if cell.grad_fn is not None and cell.grad_fn in nodes:
-            return True
-    return False
+def _outputs(linear: LinearMap, keys: Float[Tensor, "rows features"]) -> Gates:
+    weights, biases = ([part.value for part in parts.values()] for parts in (linear.weights, linear.biases))
+    matrix = torch.cat(weights, dim=1) if len(weights) > 1 else weights[0]
+    gates = scratch.empty(len(keys), len(matrix), like=keys)
+    if not biases:
+        return torch.mm(keys, matrix.T, out=gates)
+    return torch.addmm(sum(biases[1:], biases[0]), keys, matrix.T, out=gates)

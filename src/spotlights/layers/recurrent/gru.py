@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from spotlights.layers.adapter import LinearMap, WeightPart
-from spotlights.layers.recurrent.recurrence import ByMap, Direction, DirectionRun, Gates, Recurrence
+from spotlights.layers.adapter import LinearMap
+from spotlights.layers.recurrent.adapter import Gates, RecurrentAdapter
+from spotlights.layers.recurrent.call import ByMap, Direction, DirectionRun
 from spotlights.layers.recurrent.rows import States
 
 
-class Gru(Recurrence):
+class GruAdapter(RecurrentAdapter):
     kind = "gru"
     modules = (nn.GRU, nn.GRUCell)
     kernel = staticmethod(torch.gru)
 
-    def maps(self, direction: Direction) -> Mapping[str, LinearMap]:
+    def maps_of(self, direction: Direction) -> Mapping[str, LinearMap]:
         suffix, weight_ih, weight_hh, bias_ih, bias_hh = direction
         return {
-            name + suffix: LinearMap({"weight": WeightPart(weight)}, {} if bias is None else {"bias": WeightPart(bias)})
+            name + suffix: LinearMap.of(weight, bias)
             for name, weight, bias in (("ih", weight_ih, bias_ih), ("hh", weight_hh, bias_hh))
         }
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from spotlights.layers.recurrent.recurrence import DirectionRun, Gates, Recurrence
+from spotlights.layers.recurrent.adapter import Gates, RecurrentAdapter
+from spotlights.layers.recurrent.call import DirectionRun
 from spotlights.layers.recurrent.rows import Starts, States, TimeSteps
 from spotlights.layers.recurrent.scratch import scratch
 
 
-class Lstm(Recurrence):
+class LstmAdapter(RecurrentAdapter):
     kind = "lstm"
     modules = (nn.LSTM, nn.LSTMCell)
     state_count = 2

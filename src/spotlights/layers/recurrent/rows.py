@@ -59,45 +59,25 @@ class TimeSteps:
         self, step: TimeStep, by_step: list[Float[Tensor, "_ hidden"]], start: Starts
     ) -> Float[Tensor, "some hidden"]:
         """The states that one step begins with."""
-        size, states = self.batch_sizes[step.time], by_step[step.previous]
-        if step.continuing != len(states):
-            states = states[: step.continuing]
-        if step.continuing == size:
-            return states
-        return start[:size] if step.continuing == 0 else torch.cat([states, start[step.continuing : size]])
+        size, states = self.batch_sizes[step.time], by_step[step.previous][: step.continuing]
+        return states if step.continuing == size else torch.cat([states, start[step.continuing : size]])
 
-    def previous(self, states: States, start: Starts) -> States:
+    def previous(self, states: States, start: Starts, *, out: States | None = None) -> States:
         """The states that all steps begin with."""
-        return torch.cat(self._previous_blocks(states, start), out=scratch.empty(*states.shape, like=states))
-
-    def inputs_and_previous(
-        self, inputs: Float[Tensor, "rows inputs"], states: States, start: Starts
-    ) -> Float[Tensor, "rows features"]:
-        """The input of each step and, beside it, the state that the step begins with."""
-        width = inputs.shape[1]
-        joint = scratch.empty(len(inputs), width + states.shape[1], like=inputs)
-        joint[:, :width] = inputs
-        first = 0
-        for block in self._previous_blocks(states, start):
-            joint[first : first + len(block), width:] = block
-            first += len(block)
-        return joint
-
-    def _previous_blocks(self, states: States, start: Starts) -> list[Float[Tensor, "_ hidden"]]:
         first, last = self.batch_sizes[0], self.batch_sizes[-1]
         if first == last:
-            return [states[first:], start] if self.reverse else [start, states[:-first]]
-        by_step = self.split(states)
-        return [self.previous_of(step, by_step, start) for step in sorted(self.steps)]
+            blocks = [states[first:], start] if self.reverse else [start, states[:-first]]
+        else:
+            by_step = self.split(states)
+            blocks = [self.previous_of(step, by_step, start) for step in sorted(self.steps)]
+        return torch.cat(blocks, out=scratch.empty(*states.shape, like=states) if out is None else out)
 
     @cached_property
     def last_rows(self) -> Int64[Tensor, "sequences"]:
         """The row with which each sequence ends."""
-        count = self.batch_sizes[0]
-        if self.reverse or count == self.batch_sizes[-1]:
-            first = 0 if self.reverse else sum(self.batch_sizes[:-1])
-            return torch.arange(first, first + count)
-        last = torch.empty(count, dtype=torch.int64)
+        last = torch.arange(self.batch_sizes[0])
+        if self.reverse:
+            return last
         for first, size in zip(accumulate(self.batch_sizes, initial=0), self.batch_sizes, strict=False):
             last[:size] = torch.arange(first, first + size)
         return last
@@ -160,7 +140,7 @@ class Layout:
             return rows.unflatten(0, self.lead[::-1]).transpose(0, 1)
         return rows.reshape(*self.lead, rows.shape[-1])
 
-    def states(self, tensor: Tensor) -> list[Float[Tensor, "sequences hidden"]]:
+    def states(self, tensor: Tensor) -> Float[Tensor, "directions sequences hidden"]:
         """The first or last states, or their gradients, of each layer in each direction."""
         tensor = tensor.detach().reshape(-1, self.batch_sizes[0], tensor.shape[-1])
-        return list((tensor if self.order is None else tensor[:, self.order]).unbind(0))
+        return tensor if self.order is None else tensor[:, self.order]
