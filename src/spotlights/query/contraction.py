@@ -74,6 +74,11 @@ class RowFactors:
     initial: None = None
     rounding: None = None
 
+    @property
+    def bias(self) -> Float[Tensor, "rows"]:
+        """All biases have the same gradient, so their sum gets the sum of their factors times that gradient."""
+        return self.biases.sum(dim=0)
+
     def apply(self, weight: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
         """The factors are in the sums already."""
         return weight, biases
@@ -117,7 +122,6 @@ class StepFactors:
 
     @property
     def bias(self) -> Factor:
-        """All biases have the same gradient, so their sum gets the sum of their factors times that gradient."""
         return sum(self.biases, start=0.0)
 
     def apply(self, weight: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,21 +269,11 @@ class Contraction:
         directions = self._asked.bias_directions
         self._bias_directions = directions.sum(dim=0, keepdim=True) if self._summed else directions
 
-    def __len__(self) -> int:
-        return len(self._bias_directions)
-
-    def empty(self, rows: int) -> Float[Tensor, "queries rows"]:
-        """Room for the values of that many slots."""
-        return self._bias_directions.new_empty(len(self), rows)
-
-    def __call__(self, block: Block, factors: StepFactors) -> Float[Tensor, "queries rows"]:
-        """The values of the slots of one step, with the factors of that step."""
-        return self._through_weights(block, factors.weights) + self._through_bias(block, factors.bias)
-
-    def with_numbers(
-        self, block: Block, weight: Float[Tensor, "rows"], bias: Float[Tensor, "rows"]
-    ) -> Float[Tensor, "queries rows"]:
-        """The values of slots of any steps, each with a number for its δ⊗k and one for its δ."""
+    def __call__(self, block: Block, factors: Factors) -> Float[Tensor, "queries rows"]:
+        """The values of a block's slots, with their factors."""
+        if isinstance(factors, StepFactors):
+            return self._through_weights(block, factors.weights) + self._through_bias(block, factors.bias)
+        weight, bias = (numbers.to(self._asked.directions.dtype) for numbers in (factors.weight, factors.bias))
         if self._matrix_is_cheaper or self._channel_groups > 1:
             products = self._through_weights(block, _PLAIN.weights).mul_(weight)
             return products.add_(self._through_bias(block, 1.0).mul_(bias))
@@ -303,7 +297,7 @@ class Contraction:
         return error_scores(block, self._bias_directions * factor)
 
     def _through_weights(self, block: Block, factors: Sequence[WeightFactor]) -> Float[Tensor, "queries rows"]:
-        values = self.empty(len(block))
+        values = self._bias_directions.new_empty(len(self._bias_directions), len(block))
         if self._features is not None:
             factors = [factor.of(None, self._features) for factor in factors]
         matrix = self._summed_matrix(factors) if self._summed else None

@@ -101,7 +101,8 @@ class TopReducer(Reducer):
             if not len(better):
                 return
             values, slots = values.index_select(1, better), slots.index_select(1, better)
-        values, slots = torch.cat([kept, values], dim=1), torch.cat([of_slots, slots], dim=1)
+        if kept.numel():
+            values, slots = torch.cat([kept, values], dim=1), torch.cat([of_slots, slots], dim=1)
         if not is_later:
             order = slots.argsort(dim=1)
             values, slots = values.gather(1, order), slots.gather(1, order)
