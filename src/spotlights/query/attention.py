@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,7 @@ from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
 from spotlights.results.pages import table_page
 from spotlights.results.tables import build
-from spotlights.sparse_rows import Numbers, dense
+from spotlights.sparse_rows import Numbers, dense, scaled_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,14 +152,14 @@ class Attention(LayerMeasured):
         reader.need_all_slots("A softmax divides by the sum over", "Use another kernel")
         columns = self.recorded.entry.stretches
         names = columns if self.part is None else [self.part]
-        scale = sum(columns[name].stop - columns[name].start for name in names) ** -0.5
-        plain = Score(queries, key_parts=self._key_parts, scale=scale)
-        total = self.view.reduce(self.layer, LogSumReducer(len(queries)), plain).total
-        return Score(queries, key_parts=self._key_parts, scale=scale, shift=total[:, None], summed=self._summed)
+        width = sum(columns[name].stop - columns[name].start for name in names)
+        logits = Score(scaled_rows(queries, torch.full((len(queries),), width**-0.5)), key_parts=self._key_parts)
+        total = self.view.reduce(self.layer, LogSumReducer(len(queries)), logits).total
+        return replace(logits, shift=total[:, None], summed=self._summed)
 
     def scores(self) -> Float[Tensor, "queries slots"]:
         """The score of every slot of the view, in the order of their numbers."""
-        return self.all_values()
+        return self._values_and_slots()[0]
 
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
@@ -208,9 +209,7 @@ class Attention(LayerMeasured):
         if (target is None) == (unit is None):
             raise SettingError("Give a target (a class, or a function of the model's output) or unit=, and not both.")
         asked = self._forward.rows_of_inputs(self.use, target, unit=unit)
-        adds_up = self._forward.is_whole(self.use)
-        if target is not None:
-            adds_up = self._forward.adds_up(self.use, target, asked)
+        adds_up = self._forward.adds_up(self.use, target, asked)
         inputs = None
         if rows or self._rows is not None:
             own = self._directions(target, unit).cpu()
@@ -276,8 +275,7 @@ class Attention(LayerMeasured):
     @property
     def gives_output(self) -> bool:
         """Whether the model's output is this layer's."""
-        outputs = parts_of(self._forward.output).values()
-        return any(self._forward.calls[self.use].is_all_of(output) for output in outputs)
+        return self._forward.gives(self.use, parts_of(self._forward.output).values())
 
     def _need_plain(self, what: str) -> None:
         if self.kernel != "dot":

@@ -19,9 +19,9 @@ from spotlights.errors import UnsupportedError
 from spotlights.memory.blocks import Block, Selection
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named, rule_of_parameter
-from spotlights.query.contraction import Factors, RowFactors, WeightShare
+from spotlights.query.contraction import Factors, RowFactors, WeightShare, stacked
 from spotlights.query.plan import BlockValues, Measure, Sweep
-from spotlights.query.sweep import LayerSweep, stacked
+from spotlights.query.sweep import LayerSweep
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +157,8 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
     first, *others = (per_step[name] for name in entry.weight_columns)
     if not all(torch.equal(first, other) for other in others):
         return None
-    weight = torch.cat([initial[name] for name in entry.weight_columns], dim=1)
     return StepNumbers(
-        WeightShare(weight, stacked([initial[name] for name in entry.bias_names], entry.out_features)),
+        WeightShare.joined(entry, initial),
         first,
         stacked([per_step[name] for name in entry.bias_names], until),
         rule.note,

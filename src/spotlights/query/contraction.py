@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from spotlights.dual_form import Factor, Side, act, act_transposed, linear_map, outer_sum
 from spotlights.memory.blocks import Block
+from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.layer_reader import LayerReader, StoredRows
 from spotlights.sparse_rows import SparseRows, columns_of, dense, products, scaled_rows, weighted_sum
 
@@ -42,6 +43,12 @@ class WeightShare:
 
     weight: Float[Tensor, "out_features in_group"]
     biases: Float[Tensor, "biases out_features"]
+
+    @classmethod
+    def joined(cls, entry: LayerEntry, parameters: Mapping[str, Tensor]) -> WeightShare:
+        """Of a layer's parameters by name, as `LayerEntry.split` gives them."""
+        weight = torch.cat([parameters[name] for name in entry.weight_columns], dim=1)
+        return cls(weight, stacked([parameters[name] for name in entry.bias_names], entry.out_features))
 
     @property
     def bias(self) -> Float[Tensor, "out_features"]:
@@ -61,6 +68,11 @@ class WeightShare:
     ) -> Float[Tensor, "queries out_features"]:
         """The output for some queries, in float64."""
         return linear_map(queries.double(), self.weight) + self.bias
+
+
+def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:
+    """Rows as a matrix, which may have none."""
+    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -93,13 +105,6 @@ class WeightFactor:
     side: Side
     factor: Factor
 
-    def act(self, gradient: Float[Tensor, "out_features columns"]) -> Float[Tensor, "out_features columns"]:
-        return act(self.side, self.factor, gradient)
-
-    def transpose_act(self, matrix: Float[Tensor, "out_features columns"]) -> Float[Tensor, "out_features columns"]:
-        """The matrix whose product with a gradient equals this matrix's product with `act(gradient)`."""
-        return act_transposed(self.side, self.factor, matrix)
-
     def of(self, units: Int64[Tensor, "units"] | None, features: Int64[Tensor, "features"] | None) -> WeightFactor:
         """The factor of some output units and input features of a layer that has one weight."""
         if not isinstance(self.factor, Tensor) or self.side != "entries":
@@ -126,7 +131,7 @@ class StepFactors:
 
     def apply(self, weight: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
         """What sums of δ⊗k and of δ (one row for each bias) become in the trained weights."""
-        parts = [factor.act(weight[:, factor.columns]) for factor in self.weights]
+        parts = [act(own.side, own.factor, weight[:, own.columns]) for own in self.weights]
         rows = [factor * row for factor, row in zip(self.biases, biases, strict=True)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], torch.stack(rows) if rows else biases
 
@@ -322,7 +327,7 @@ class Contraction:
         return outer_sum(self._asked.directions, self._asked.queries, self._channel_groups)
 
     def _summed_matrix(self, factors: Sequence[WeightFactor]) -> Float[Tensor, "out_features in_group"]:
-        parts = [factor.transpose_act(self._query_matrix[:, factor.columns]) for factor in factors]
+        parts = [act_transposed(own.side, own.factor, self._query_matrix[:, own.columns]) for own in factors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     # query by query

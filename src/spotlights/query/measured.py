@@ -128,8 +128,6 @@ class Measured(ABC):
 
         Of a sampled memory the sum is an estimate; `totals("step", bins=1)` has its standard error too.
         """
-        if not any(part.recorded.slots for part in self._layers()):
-            return torch.zeros(len(self), dtype=torch.float64)
         return self.totals("step", bins=1).values.sum(dim=1)
 
 
@@ -192,7 +190,7 @@ class LayerMeasured(Measured):
 
     def numpy(self) -> Any:
         """The value of every slot, of shape (queries, slots)."""
-        return self.all_values().numpy()
+        return self._values_and_slots()[0].numpy()
 
     def keep(self: M) -> M:
         """The same values, computed once: further questions need no pass over keys and errors.
@@ -226,11 +224,8 @@ class LayerMeasured(Measured):
         measure = self.measure(some) if self._kept is None else Known(self._kept[some])
         return Absolute(measure) if self._magnitudes else measure
 
-    def all_values(self) -> Float[Tensor, "queries slots"]:
-        """The value of every slot of the view, in the order of their numbers."""
-        return self._values_and_slots()[0]
-
     def _values_and_slots(self) -> tuple[Float[Tensor, "queries slots"], Int64[Tensor, "slots"]]:
+        """The value of every slot of the view, in the order of their numbers, and these."""
         per_slot = len(self) * self.recorded.storage.compute_dtype.itemsize
         slots = self.recorded.slots
         if slots * per_slot > MAX_VALUES_BYTES:

@@ -195,16 +195,20 @@ class AllValuesReducer(Reducer):
     queries: int
 
     def start(self) -> None:
-        self.blocks: list[tuple[int, Tensor, Tensor]] = []
+        self.blocks: list[tuple[Tensor, Tensor]] = []
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        self.blocks.append((int(block.slots[0]), block.slots, values))
+        self.blocks.append((block.slots, values))
 
     def result(self) -> tuple[Float[Tensor, "queries slots"], Int64[Tensor, "slots"]]:
         if not self.blocks:
             return torch.zeros(self.queries, 0), torch.zeros(0, dtype=torch.int64)
-        blocks = sorted(self.blocks, key=lambda block: block[0])
-        return torch.cat([v for *_, v in blocks], dim=1), torch.cat([s for _, s, _ in blocks])
+        blocks = sorted(self.blocks, key=lambda block: int(block[0][0]))
+        slots, values = torch.cat([some for some, _ in blocks]), torch.cat([some for _, some in blocks], dim=1)
+        if bool((slots.diff() < 0).any()):  # a sweep goes step by step, and each process has its part of a step
+            slots, order = slots.sort()
+            values = values.index_select(1, order)
+        return values, slots
 
 
 @dataclass(eq=False)

@@ -22,7 +22,6 @@ from spotlights.query.contraction import WeightShare
 from spotlights.query.engine import Progress, Threads, Turn, View
 from spotlights.query.measures import Score
 from spotlights.query.reducers import OutputReducer, WeightsReducer
-from spotlights.query.sweep import stacked
 from spotlights.query.trained import trained_parameters
 from spotlights.results.answers import Label
 from spotlights.sparse_rows import Numbers
@@ -70,8 +69,7 @@ def _as_it_was(view: View, layer: str, rounding: WeightShare, rest: WeightShare)
         part, other = parts[name].reshape(-1), others[name].reshape(-1)[at]
         part[at] = torch.where(part[at] != 0, truth.double() - other, 0.0)
         parts[name] = part.reshape(parts[name].shape)
-    weight = torch.cat([parts[name] for name in entry.weight_columns], dim=1)
-    return WeightShare(weight, stacked([parts[name] for name in entry.bias_names], entry.out_features))
+    return WeightShare.joined(entry, parts)
 
 
 def untaught_part(view: View, layer: str) -> WeightShare:
