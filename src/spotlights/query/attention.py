@@ -212,7 +212,7 @@ class Attention(LayerMeasured):
         adds_up = self._forward.adds_up(self.use, target, asked)
         inputs = None
         if rows or self._rows is not None:
-            own = self._directions(target, unit).cpu()
+            own = self._forward.directions(self.use, target, unit).cpu()
             queries, own = self.queries, own if self._rows is None else own[self._rows]
         else:
             asked, inputs = asked.by_input()
@@ -223,12 +223,6 @@ class Attention(LayerMeasured):
         options: dict[str, Any] = {"adds_up": adds_up, "differs": self._differs, "inputs": inputs}
         contributions = Contributions(self.view, self.recorded, directed, **options)
         return contributions.whole() if self._summed and self._rows is not None else contributions
-
-    def _directions(self, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
-        if target is not None:
-            return self._forward.directions(self.use, target)
-        assert unit is not None
-        return self._forward.direction_of_unit(self.use, unit)
 
     def rows_of_inputs(self, target: Target) -> InputRows:
         """The rows of this layer that each input's number of interest depends on."""

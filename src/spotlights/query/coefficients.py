@@ -97,9 +97,8 @@ def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> StepNumbers:
     and what the other examples would have taught in its absence, by the same amount, so P cancels.
     """
     rule = rule_of(reader)
-    kept_at, kept = reader.layer(layer).known.get("unrolled", (None, None))
-    numbers = kept if kept_at == until else _numbers(reader, rule, layer, until)
-    if isinstance(numbers, StepNumbers):
+    numbers = reader.layer(layer).last("numbers", until, lambda: _numbers(reader, rule, layer, until))
+    if numbers is not None:
         return numbers
     entry, log = reader.layer(layer).entry, reader.log(layer)
     shapes = {name: (entry.out_features, at.stop - at.start) for name, at in entry.weight_columns.items()}

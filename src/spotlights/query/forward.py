@@ -168,8 +168,11 @@ class ForwardPass:
             rounding = 64 * torch.finfo(own.dtype).eps * none.index_add(0, rows.owners, products.abs().sum(dim=1))
             return bool(((none.index_add(0, rows.owners, products.sum(dim=1)) - numbers).abs() <= rounding).all())
 
-    def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
-        """∂f/∂y for each row of a layer's output, f being the number of interest, added up over the inputs."""
+    def directions(self, layer: str, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
+        """∂f/∂y for each row of a layer's output, f being one unit, or the numbers of interest added up."""
+        if unit is not None:
+            return self._direction_of_unit(layer, unit)
+        assert target is not None, "one of the two"
         with torch.enable_grad():
             return self._gradient(layer, numbers_of_interest(self.output, target).sum())
 
@@ -178,7 +181,7 @@ class ForwardPass:
         gradients = torch.autograd.grad(number, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return self.calls[layer].output_rows(gradients)
 
-    def direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
+    def _direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
         """The direction of one unit of a layer's output, for each row."""
         rows = self.calls[layer].output_rows([tensor for own in self.calls[layer].outputs for tensor in own])
         if not 0 <= unit < rows.shape[1]:
@@ -215,7 +218,7 @@ class ForwardPass:
                 owners = torch.arange(count).repeat_interleave(torch.tensor([len(rows) for rows, _ in pairs]))
         rows, directions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if unit is not None:
-            directions = self.direction_of_unit(layer, unit)[rows]
+            directions = self._direction_of_unit(layer, unit)[rows]
         return InputRows(rows, owners, directions.detach().cpu(), count)
 
     def _any_numbers(self) -> Float[Tensor, "inputs"]:

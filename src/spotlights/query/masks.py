@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from spotlights.memory.blocks import Everything, Selection, meeting
+from spotlights.query.coefficients import StepNumbers
 from spotlights.query.columns import cells
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.forward import call_model
@@ -28,7 +29,6 @@ from spotlights.query.primal import primal_model
 from spotlights.query.weights import (
     GroupWeights,
     group_weight_bytes,
-    has_group_weights,
     slot_part,
     untaught_part,
     view_parameters,
@@ -93,7 +93,8 @@ class Masks:
         self.progress = 0.0
         """The share of the preparation that is done."""
         self._groups: GroupWeights | None = None
-        if has_group_weights(view):
+        # Where a step has no one coefficient for all its slots, as under Adam, only a sweep finds the part of a group.
+        if all(isinstance(view.unrolled(name), StepNumbers) for name in view.reader.layers):
             count = max((len(cells(view, layer, columns)) for layer in view.reader.layers.values()), default=0)
             room = min(SCRATCH_BYTES, shutil.disk_usage(tempfile.gettempdir()).free // 4)
             edges = min(MAX_EDGES, view.until, room // max(1, group_weight_bytes(view, count)))

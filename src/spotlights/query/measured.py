@@ -324,21 +324,26 @@ class OverLayers(OfExamples):
 
 def add_up(of_layers: Sequence[Totals]) -> Totals:
     """The totals of several layers, which may know different groups, as one."""
-    labels: dict[Label, int] = {}
-    for totals in of_layers:
-        for label in totals.groups:
-            labels.setdefault(label, len(labels))
+    labels, places = united(of_layers)
     values = torch.zeros(len(of_layers[0]), len(labels), dtype=torch.float64)
     counts = torch.zeros(len(labels), dtype=torch.int64)
     # Errors of a sample may be correlated between rows and layers: their sum is an upper bound.
     errors = None if any(totals.standard_errors is None for totals in of_layers) else torch.zeros_like(values)
-    for totals in of_layers:
-        where = torch.tensor([labels[label] for label in totals.groups], dtype=torch.int64)
+    for totals, where in zip(of_layers, places, strict=True):
         values[:, where] += totals.values
         if errors is not None and totals.standard_errors is not None:
             errors[:, where] += totals.standard_errors
         counts[where] = torch.maximum(counts[where], totals.counts)
-    return replace(of_layers[0], groups=list(labels), values=values, counts=counts, standard_errors=errors)
+    return replace(of_layers[0], groups=labels, values=values, counts=counts, standard_errors=errors)
+
+
+def united(several: Sequence[Totals]) -> tuple[list[Label], list[Int64[Tensor, "groups"]]]:
+    """The groups of several totals, and where those of each are among them."""
+    places: dict[Label, int] = {}
+    for totals in several:
+        for label in totals.groups:
+            places.setdefault(label, len(places))
+    return list(places), [torch.tensor([places[label] for label in t.groups], dtype=torch.int64) for t in several]
 
 
 # -- questions ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ about, of each one's best hit in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,8 +109,11 @@ def _steps(measured: LayerMeasured, examples: Sequence[int]) -> dict[int, tuple[
     numbers = {example: number for number, example in enumerate(grouping.labels)}
     wanted = sorted(set(examples))
     groups = torch.tensor([numbers[example] for example in wanted], dtype=torch.int64)
-    visits = Visits(measured.view, measured.recorded, grouping, groups, ["step"])
-    return dict(zip(wanted, visits.extent("step"), strict=True))
+    visits = Visits(measured.view, measured.recorded, grouping, groups, ["example", "step"])
+    steps: dict[Any, list[Any]] = {example: [] for example in wanted}
+    for example, step in zip(visits.values("example"), visits.values("step"), strict=True):
+        steps[example].append(step)
+    return {example: (min(own), max(own)) for example, own in steps.items()}
 
 
 Span = tuple[int, int, list[Hit]]

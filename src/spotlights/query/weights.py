@@ -36,11 +36,12 @@ def initial_part(view: View, layer: str, unrolled: Unrolled) -> WeightShare:
     """What is left of the initial weight and biases, and of the optimizer's state as recording began."""
     if isinstance(unrolled, StepNumbers):
         return unrolled.initial
-    known, key = view.reader.layer(layer).known, ("initial", unrolled.until)
-    if key not in known:
+
+    def find() -> WeightShare:
         at_once = unrolled.sweep(view.reader, layer).initial_at_once()  # no sweep, where decay is the same everywhere
-        known[key] = at_once or _summed(view, layer, unrolled, ~Everything()).initial
-    return known[key]
+        return at_once or _summed(view, layer, unrolled, ~Everything()).initial
+
+    return view.reader.layer(layer).once(("initial", unrolled.until), find)
 
 
 def rounding_part(view: View, layer: str, unrolled: Unrolled) -> WeightShare | None:
@@ -118,11 +119,6 @@ def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection) ->
 
 _ALL = -1
 """Stands for all cells together."""
-
-
-def has_group_weights(view: View) -> bool:
-    """Whether every step has one coefficient for all its slots. Under Adam only a sweep finds the part of a group."""
-    return all(isinstance(view.unrolled(name), StepNumbers) for name in view.reader.layers)
 
 
 class GroupWeights:
