@@ -9,38 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from spotlights.errors import UnsupportedError
 from spotlights.memory.blocks import Block, Selection
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named, rule_of_parameter
-from spotlights.query.contraction import Factors, RowFactors, WeightShare, stacked
+from spotlights.query.contraction import Factors, StepNumbers, WeightShare, stacked
 from spotlights.query.plan import BlockValues, Measure, Sweep
 from spotlights.query.sweep import LayerSweep
-
-
-@dataclass(frozen=True, eq=False)
-class StepNumbers:
-    """`initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for each bias."""
-
-    initial: WeightShare
-    weight: Float[Tensor, "steps"]
-    biases: Float[Tensor, "biases steps"]
-    note: str | None = None
-    """What a reader of the numbers must know of the optimizer's own arithmetic."""
-
-    @cached_property
-    def bias(self) -> Float[Tensor, "steps"]:
-        return self.biases.sum(dim=0)
-
-    def factors(self, block: Block) -> RowFactors:
-        steps = block.column("step")
-        return RowFactors(self.weight[steps], self.biases[:, steps])
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,25 @@ class RowFactors:
         return weight, biases
 
 
+@dataclass(frozen=True, eq=False)
+class StepNumbers:
+    """`initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for each bias."""
+
+    initial: WeightShare
+    weight: Float[Tensor, "steps"]
+    biases: Float[Tensor, "biases steps"]
+    note: str | None = None
+    """What a reader of the numbers must know of the optimizer's own arithmetic."""
+
+    @cached_property
+    def bias(self) -> Float[Tensor, "steps"]:
+        return self.biases.sum(dim=0)
+
+    def factors(self, block: Block) -> RowFactors:
+        steps = block.column("step")
+        return RowFactors(self.weight[steps], self.biases[:, steps])
+
+
 @dataclass(frozen=True)
 class WeightFactor:
     """The factor of one of the weights that make up a layer's matrix."""

@@ -19,7 +19,7 @@ from spotlights.memory.reader import MemoryReader
 from spotlights.query.accounts import Missing, missing
 from spotlights.query.coefficients import Coefficient, StepMatrices, Unrolled
 from spotlights.query.columns import Grouping
-from spotlights.query.contraction import Contraction, DirectedQueries, Factors, WeightShare, group_products
+from spotlights.query.contraction import Contraction, DirectedQueries, Factors, StepNumbers, WeightShare, group_products
 from spotlights.query.engine import View
 from spotlights.query.measured import LayerMeasured
 from spotlights.query.plan import BlockValues, Measure, Sweep
@@ -50,11 +50,12 @@ class Contribution(Measure):
 
     def bind(self, reader: MemoryReader, layer: str) -> BlockValues | Sweep:
         contract = self._contraction(reader.layers[layer])
-        factors = Coefficient(self.unrolled).bind(reader, layer)
-        if not isinstance(factors, Sweep):
+        if isinstance(self.unrolled, StepNumbers):
+            factors = self.unrolled.factors
             return lambda block: contract(block, factors(block))
+        sweep = self.unrolled.sweep(reader, layer)
         threads = torch.get_num_threads() if self.width >= QUERIES_FOR_THREADS else 1
-        return Sweep(lambda selection: _together(_of_steps(factors.blocks(selection), contract, threads)))
+        return Sweep(lambda selection: _together(_of_steps(sweep.steps(selection), contract, threads)))
 
     def _contraction(self, recorded: LayerReader) -> Callable[[Block, Factors], Float[Tensor, "queries rows"]]:
         if self.inputs is None:

@@ -39,7 +39,9 @@ def initial_part(view: View, layer: str, unrolled: Unrolled) -> WeightShare:
 
     def find() -> WeightShare:
         at_once = unrolled.sweep(view.reader, layer).initial_at_once()  # no sweep, where decay is the same everywhere
-        return at_once or _summed(view, layer, unrolled, ~Everything()).initial
+        initial = at_once or _summed(view, layer, unrolled, ~Everything()).initial
+        assert initial is not None, "the end of a sweep knows it"
+        return initial
 
     return view.reader.layer(layer).once(("initial", unrolled.until), find)
 
