@@ -1,4 +1,4 @@
-"""Work on a layer's keys by their number, or by the slot: values of whole layers, so that an engine does the work."""
+"""Moments of a layer's distinct keys, and the keys of some slots: values of whole layers, found by an engine."""
 
 from __future__ import annotations
 
