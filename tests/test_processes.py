@@ -19,6 +19,7 @@ import spotlights as sl
 from buckets import new_bucket
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.store import store_at
+from spotlights.query import contributions
 from training import EXAMPLES, assert_exact, examples, network, processes, state
 
 RANKS, STEPS, SHARE = 2, 6, 3
@@ -112,7 +113,9 @@ def by_example(memory: sl.Memory, model: nn.Module, layer: str) -> dict[Any, Ten
 
 
 @pytest.mark.parametrize(("optimizer", "accumulate"), [("sgd", 1), ("sgd", 2), ("adam", 2)])
-def test_two_processes_leave_the_memory_of_one_with_the_union_of_the_batches(tmp_path, optimizer, accumulate):
+def test_two_processes_leave_the_memory_of_one_with_the_union_of_the_batches(
+    tmp_path, monkeypatch, optimizer, accumulate
+):
     first, second = in_all(_data_parallel, tmp_path, optimizer, {"accumulate": accumulate})
     assert all(torch.equal(first[name], second[name]) for name in first)
     model = network()
@@ -142,6 +145,10 @@ def test_two_processes_leave_the_memory_of_one_with_the_union_of_the_batches(tmp
     assert [(row["example"], row["step"], row["source"]) for row in top] == [
         (row["example"], row["step"], row["source"]) for row in same
     ]
+    monkeypatch.setattr(contributions, "ROWS", SHARE)  # blocks that hold slots of both processes
+    ranked = logits.top(len(both))
+    by_number = torch.from_numpy(logits.numpy()).gather(1, ranked.slots[:, 0])
+    torch.testing.assert_close(by_number, ranked.values[:, 0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

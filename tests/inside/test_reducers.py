@@ -96,6 +96,10 @@ class ReducerContract(ABC):
                 self.fed(self.make(), blocks(self.layer, rows)), self.whole(), f"blocks of {rows} rows differ"
             )
 
+    def test_the_order_of_blocks_does_not_matter(self):
+        backwards = self.fed(self.make(), blocks(self.layer, 30)[::-1])
+        self.assert_same(backwards, self.whole(), "it must not depend on the order of the blocks")
+
     def test_the_order_of_merging_does_not_matter(self):
         pieces = blocks(self.layer, 30)
         assert len(pieces) >= 6
@@ -234,16 +238,6 @@ class TestKeySums(ReducerContract):
         return reducer.sums, reducer.counts, torch.tensor([reducer.smallest])
 
 
-class TestKeyVisits(ReducerContract):
-    layer = "0"
-
-    def make(self) -> Reducer:
-        return reducers.KeyVisitsReducer(attention("0").recorded.distinct_keys, grouping("0", "label"))
-
-    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (reducer.visits,)
-
-
 class TestKeyMoments(ReducerContract):
     def make(self) -> Reducer:
         layer = attention(self.layer).recorded
@@ -257,14 +251,6 @@ class TestKeyMoments(ReducerContract):
 
 class TestKeyMomentsOfIndexedKeys(TestKeyMoments):
     layer = "0"
-
-
-class TestAllKeys(ReducerContract):
-    def make(self) -> Reducer:
-        return reducers.AllKeysReducer(7)
-
-    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (reducer.result(),)
 
 
 class TestErrorSize(ReducerContract):

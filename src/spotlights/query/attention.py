@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,6 @@ from spotlights.query import kronecker
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
-from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
 from spotlights.query.forecast import forecast
@@ -37,12 +37,12 @@ from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
 from spotlights.query.plan import Measure
-from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
+from spotlights.query.reducers import KeySumsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
 from spotlights.results.pages import table_page
 from spotlights.results.tables import build
-from spotlights.sparse_rows import Numbers, dense
+from spotlights.sparse_rows import Numbers, dense, scaled_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
 MANY_QUERIES, FEW_GROUPS = 16, 256
 """From that many queries on, and up to that many groups, it pays to add up the keys of each group first."""
-QUERIES_AT_ONCE = 512
 
 
 class Attention(LayerMeasured):
@@ -153,14 +152,14 @@ class Attention(LayerMeasured):
         reader.need_all_slots("A softmax divides by the sum over", "Use another kernel")
         columns = self.recorded.entry.stretches
         names = columns if self.part is None else [self.part]
-        scale = sum(columns[name].stop - columns[name].start for name in names) ** -0.5
-        plain = Score(queries, key_parts=self._key_parts, scale=scale)
-        total = self.view.reduce(self.layer, LogSumReducer(len(queries)), plain).total
-        return Score(queries, key_parts=self._key_parts, scale=scale, shift=total[:, None], summed=self._summed)
+        width = sum(columns[name].stop - columns[name].start for name in names)
+        logits = Score(scaled_rows(queries, torch.full((len(queries),), width**-0.5)), key_parts=self._key_parts)
+        total = self.view.reduce(self.layer, LogSumReducer(len(queries)), logits).total
+        return replace(logits, shift=total[:, None], summed=self._summed)
 
     def scores(self) -> Float[Tensor, "queries slots"]:
         """The score of every slot of the view, in the order of their numbers."""
-        return self.all_values()
+        return self._values_and_slots()[0]
 
     def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
         question = AskTotals(column, absolute, bins)
@@ -182,21 +181,15 @@ class Attention(LayerMeasured):
     ) -> tuple[Float[Tensor, "queries groups"], Int64[Tensor, "groups"]] | None:
         """Totals and numbers of slots without a score for each slot; None where each |score| is needed.
 
-        Where keys are stored once, each distinct key is scored once and counted as often as each group visited it.
-        Elsewhere the sum of a group's scores is the product of the query with the sum of the group's keys. Where
-        neither keys nor queries are negative (a layer behind a ReLU), the same holds for |score|.
+        The sum of a group's scores is the product of the query with the sum of the group's keys. Where neither keys nor
+        queries are negative (a layer behind a ReLU), the same holds for |score|.
         """
-        recorded = self.recorded
-        if not recorded.entry.indexed:
-            keys = self.view.reduce(self.layer, KeySumsReducer(recorded.entry.in_features, groups))
-            if absolute and min(keys.smallest, float(self.queries.min())) < 0:
-                return None
-            return linear_map(self.queries.double(), keys.sums), keys.counts
-        visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
-        queries = dense(self.queries).to(recorded.storage.compute_dtype)
-        some_at_once = queries.split(QUERIES_AT_ONCE)
-        totals = self.view.values(*((self.layer, VisitedKeyTotals(some, visits, absolute)) for some in some_at_once))
-        return torch.cat(totals), visits.sum(dim=1)
+        if absolute and float(self.queries.min()) < 0:
+            return None
+        keys = self.view.reduce(self.layer, KeySumsReducer(self.recorded.entry.in_features, groups))
+        if absolute and keys.smallest < 0:
+            return None
+        return linear_map(self.queries.double(), keys.sums), keys.counts
 
     def contributions(
         self, target: Target | None = None, *, unit: int | None = None, rows: bool = False
@@ -216,12 +209,10 @@ class Attention(LayerMeasured):
         if (target is None) == (unit is None):
             raise SettingError("Give a target (a class, or a function of the model's output) or unit=, and not both.")
         asked = self._forward.rows_of_inputs(self.use, target, unit=unit)
-        adds_up = self._forward.is_whole(self.use)
-        if target is not None:
-            adds_up = self._forward.adds_up(self.use, target, asked)
+        adds_up = self._forward.adds_up(self.use, target, asked)
         inputs = None
         if rows or self._rows is not None:
-            own = self._directions(target, unit).cpu()
+            own = self._forward.directions(self.use, target, unit).cpu()
             queries, own = self.queries, own if self._rows is None else own[self._rows]
         else:
             asked, inputs = asked.by_input()
@@ -232,12 +223,6 @@ class Attention(LayerMeasured):
         options: dict[str, Any] = {"adds_up": adds_up, "differs": self._differs, "inputs": inputs}
         contributions = Contributions(self.view, self.recorded, directed, **options)
         return contributions.whole() if self._summed and self._rows is not None else contributions
-
-    def _directions(self, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
-        if target is not None:
-            return self._forward.directions(self.use, target)
-        assert unit is not None
-        return self._forward.direction_of_unit(self.use, unit)
 
     def rows_of_inputs(self, target: Target) -> InputRows:
         """The rows of this layer that each input's number of interest depends on."""
@@ -284,8 +269,7 @@ class Attention(LayerMeasured):
     @property
     def gives_output(self) -> bool:
         """Whether the model's output is this layer's."""
-        outputs = parts_of(self._forward.output).values()
-        return any(self._forward.calls[self.use].is_all_of(output) for output in outputs)
+        return self._forward.gives(self.use, parts_of(self._forward.output).values())
 
     def _need_plain(self, what: str) -> None:
         if self.kernel != "dot":

@@ -9,38 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from spotlights.errors import UnsupportedError
 from spotlights.memory.blocks import Block, Selection
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers import UpdateRule, exact_optimizers, rule_named, rule_of_parameter
-from spotlights.query.contraction import Factors, RowFactors, WeightShare
+from spotlights.query.contraction import Factors, StepNumbers, WeightShare, stacked
 from spotlights.query.plan import BlockValues, Measure, Sweep
-from spotlights.query.sweep import LayerSweep, stacked
-
-
-@dataclass(frozen=True, eq=False)
-class StepNumbers:
-    """`initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for each bias."""
-
-    initial: WeightShare
-    weight: Float[Tensor, "steps"]
-    biases: Float[Tensor, "biases steps"]
-    note: str | None = None
-    """What a reader of the numbers must know of the optimizer's own arithmetic."""
-
-    @cached_property
-    def bias(self) -> Float[Tensor, "steps"]:
-        return self.biases.sum(dim=0)
-
-    def factors(self, block: Block) -> RowFactors:
-        steps = block.column("step")
-        return RowFactors(self.weight[steps], self.biases[:, steps])
+from spotlights.query.sweep import LayerSweep
 
 
 @dataclass(frozen=True)
@@ -97,9 +75,8 @@ def unroll_plainly(reader: MemoryReader, layer: str, until: int) -> StepNumbers:
     and what the other examples would have taught in its absence, by the same amount, so P cancels.
     """
     rule = rule_of(reader)
-    kept_at, kept = reader.layer(layer).known.get("unrolled", (None, None))
-    numbers = kept if kept_at == until else _numbers(reader, rule, layer, until)
-    if isinstance(numbers, StepNumbers):
+    numbers = reader.layer(layer).last("numbers", until, lambda: _numbers(reader, rule, layer, until))
+    if numbers is not None:
         return numbers
     entry, log = reader.layer(layer).entry, reader.log(layer)
     shapes = {name: (entry.out_features, at.stop - at.start) for name, at in entry.weight_columns.items()}
@@ -157,9 +134,8 @@ def _numbers(reader: MemoryReader, rule: UpdateRule, layer: str, until: int) -> 
     first, *others = (per_step[name] for name in entry.weight_columns)
     if not all(torch.equal(first, other) for other in others):
         return None
-    weight = torch.cat([initial[name] for name in entry.weight_columns], dim=1)
     return StepNumbers(
-        WeightShare(weight, stacked([initial[name] for name in entry.bias_names], entry.out_features)),
+        WeightShare.joined(entry, initial),
         first,
         stacked([per_step[name] for name in entry.bias_names], until),
         rule.note,

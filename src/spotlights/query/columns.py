@@ -295,15 +295,6 @@ class Visits:
         labels = column_values(torch.from_numpy(first), entry.kind, entry.strings)
         return [labels[i] if agree[i] else None for i in self._where.reshape(-1).tolist()]
 
-    def extent(self, name: str) -> list[tuple[int, int]]:
-        """The smallest and the largest value of a column of whole numbers, for each group."""
-        values = self._columns[name].numpy()
-        smallest, largest = (values[self._first.numpy()].copy() for _ in range(2))
-        np.minimum.at(smallest, self._group, values)
-        np.maximum.at(largest, self._group, values)
-        where = self._where.reshape(-1).numpy()
-        return list(zip(smallest[where].tolist(), largest[where].tolist(), strict=True))
-
     def values(self, name: str) -> list[Label]:
         """A column's value for each slot."""
         entry = self._entries[name]

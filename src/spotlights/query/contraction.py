@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from spotlights.dual_form import Factor, Side, act, act_transposed, linear_map, outer_sum
 from spotlights.memory.blocks import Block
+from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.layer_reader import LayerReader, StoredRows
 from spotlights.sparse_rows import SparseRows, columns_of, dense, products, scaled_rows, weighted_sum
 
@@ -42,6 +43,12 @@ class WeightShare:
 
     weight: Float[Tensor, "out_features in_group"]
     biases: Float[Tensor, "biases out_features"]
+
+    @classmethod
+    def joined(cls, entry: LayerEntry, parameters: Mapping[str, Tensor]) -> WeightShare:
+        """Of a layer's parameters by name, as `LayerEntry.split` gives them."""
+        weight = torch.cat([parameters[name] for name in entry.weight_columns], dim=1)
+        return cls(weight, stacked([parameters[name] for name in entry.bias_names], entry.out_features))
 
     @property
     def bias(self) -> Float[Tensor, "out_features"]:
@@ -63,6 +70,11 @@ class WeightShare:
         return linear_map(queries.double(), self.weight) + self.bias
 
 
+def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:
+    """Rows as a matrix, which may have none."""
+    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class RowFactors:
     """One number for each slot of a block."""
@@ -74,9 +86,33 @@ class RowFactors:
     initial: None = None
     rounding: None = None
 
+    @property
+    def bias(self) -> Float[Tensor, "rows"]:
+        """All biases have the same gradient, so their sum gets the sum of their factors times that gradient."""
+        return self.biases.sum(dim=0)
+
     def apply(self, weight: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
         """The factors are in the sums already."""
         return weight, biases
+
+
+@dataclass(frozen=True, eq=False)
+class StepNumbers:
+    """`initial + Σ_t weight[step_t] δ_t⊗k_t`, and the same for each bias."""
+
+    initial: WeightShare
+    weight: Float[Tensor, "steps"]
+    biases: Float[Tensor, "biases steps"]
+    note: str | None = None
+    """What a reader of the numbers must know of the optimizer's own arithmetic."""
+
+    @cached_property
+    def bias(self) -> Float[Tensor, "steps"]:
+        return self.biases.sum(dim=0)
+
+    def factors(self, block: Block) -> RowFactors:
+        steps = block.column("step")
+        return RowFactors(self.weight[steps], self.biases[:, steps])
 
 
 @dataclass(frozen=True)
@@ -87,13 +123,6 @@ class WeightFactor:
     """The columns of the matrix that belong to this weight."""
     side: Side
     factor: Factor
-
-    def act(self, gradient: Float[Tensor, "out_features columns"]) -> Float[Tensor, "out_features columns"]:
-        return act(self.side, self.factor, gradient)
-
-    def transpose_act(self, matrix: Float[Tensor, "out_features columns"]) -> Float[Tensor, "out_features columns"]:
-        """The matrix whose product with a gradient equals this matrix's product with `act(gradient)`."""
-        return act_transposed(self.side, self.factor, matrix)
 
     def of(self, units: Int64[Tensor, "units"] | None, features: Int64[Tensor, "features"] | None) -> WeightFactor:
         """The factor of some output units and input features of a layer that has one weight."""
@@ -117,12 +146,11 @@ class StepFactors:
 
     @property
     def bias(self) -> Factor:
-        """All biases have the same gradient, so their sum gets the sum of their factors times that gradient."""
         return sum(self.biases, start=0.0)
 
     def apply(self, weight: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
         """What sums of δ⊗k and of δ (one row for each bias) become in the trained weights."""
-        parts = [factor.act(weight[:, factor.columns]) for factor in self.weights]
+        parts = [act(own.side, own.factor, weight[:, own.columns]) for own in self.weights]
         rows = [factor * row for factor, row in zip(self.biases, biases, strict=True)]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], torch.stack(rows) if rows else biases
 
@@ -265,21 +293,11 @@ class Contraction:
         directions = self._asked.bias_directions
         self._bias_directions = directions.sum(dim=0, keepdim=True) if self._summed else directions
 
-    def __len__(self) -> int:
-        return len(self._bias_directions)
-
-    def empty(self, rows: int) -> Float[Tensor, "queries rows"]:
-        """Room for the values of that many slots."""
-        return self._bias_directions.new_empty(len(self), rows)
-
-    def __call__(self, block: Block, factors: StepFactors) -> Float[Tensor, "queries rows"]:
-        """The values of the slots of one step, with the factors of that step."""
-        return self._through_weights(block, factors.weights) + self._through_bias(block, factors.bias)
-
-    def with_numbers(
-        self, block: Block, weight: Float[Tensor, "rows"], bias: Float[Tensor, "rows"]
-    ) -> Float[Tensor, "queries rows"]:
-        """The values of slots of any steps, each with a number for its δ⊗k and one for its δ."""
+    def __call__(self, block: Block, factors: Factors) -> Float[Tensor, "queries rows"]:
+        """The values of a block's slots, with their factors."""
+        if isinstance(factors, StepFactors):
+            return self._through_weights(block, factors.weights) + self._through_bias(block, factors.bias)
+        weight, bias = (numbers.to(self._asked.directions.dtype) for numbers in (factors.weight, factors.bias))
         if self._matrix_is_cheaper or self._channel_groups > 1:
             products = self._through_weights(block, _PLAIN.weights).mul_(weight)
             return products.add_(self._through_bias(block, 1.0).mul_(bias))
@@ -303,7 +321,7 @@ class Contraction:
         return error_scores(block, self._bias_directions * factor)
 
     def _through_weights(self, block: Block, factors: Sequence[WeightFactor]) -> Float[Tensor, "queries rows"]:
-        values = self.empty(len(block))
+        values = self._bias_directions.new_empty(len(self._bias_directions), len(block))
         if self._features is not None:
             factors = [factor.of(None, self._features) for factor in factors]
         matrix = self._summed_matrix(factors) if self._summed else None
@@ -328,7 +346,7 @@ class Contraction:
         return outer_sum(self._asked.directions, self._asked.queries, self._channel_groups)
 
     def _summed_matrix(self, factors: Sequence[WeightFactor]) -> Float[Tensor, "out_features in_group"]:
-        parts = [factor.transpose_act(self._query_matrix[:, factor.columns]) for factor in factors]
+        parts = [act_transposed(own.side, own.factor, self._query_matrix[:, own.columns]) for own in factors]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     # query by query

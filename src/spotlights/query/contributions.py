@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ from spotlights.memory.blocks import Block, Piece
 from spotlights.memory.layer_reader import ROWS, LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.accounts import Missing, missing
-from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled
+from spotlights.query.coefficients import Coefficient, StepMatrices, Unrolled
 from spotlights.query.columns import Grouping
-from spotlights.query.contraction import Contraction, DirectedQueries, StepFactors, WeightShare, group_products
+from spotlights.query.contraction import Contraction, DirectedQueries, Factors, StepNumbers, WeightShare, group_products
 from spotlights.query.engine import View
 from spotlights.query.measured import LayerMeasured
 from spotlights.query.plan import BlockValues, Measure, Sweep
@@ -49,68 +49,43 @@ class Contribution(Measure):
         return len(self.asked) if self.inputs is None else len(self.inputs)
 
     def bind(self, reader: MemoryReader, layer: str) -> BlockValues | Sweep:
-        recorded = reader.layers[layer]
+        contract = self._contraction(reader.layers[layer])
+        if isinstance(self.unrolled, StepNumbers):
+            factors = self.unrolled.factors
+            return lambda block: contract(block, factors(block))
+        sweep = self.unrolled.sweep(reader, layer)
+        threads = torch.get_num_threads() if self.width >= QUERIES_FOR_THREADS else 1
+        return Sweep(lambda selection: _together(_of_steps(sweep.steps(selection), contract, threads)))
+
+    def _contraction(self, recorded: LayerReader) -> Callable[[Block, Factors], Float[Tensor, "queries rows"]]:
         if self.inputs is None:
-            contraction = Contraction(recorded, self.asked)
-        else:
-            edges = itertools.pairwise(itertools.accumulate(self.inputs, initial=0))
-            own = [Contraction(recorded, self.asked[slice(*edge)], summed=True) for edge in edges]
-            contraction = own[0] if len(own) == 1 else _ManyInputs(own)
-        if not isinstance(self.unrolled, StepNumbers):
-            sweep = self.unrolled.sweep(reader, layer)
-            return Sweep(lambda selection: _swept(_values_of_steps(sweep.steps(selection), contraction)))
-        weight, bias = (
-            factors.to(recorded.storage.compute_dtype) for factors in (self.unrolled.weight, self.unrolled.bias)
-        )
-
-        def values(block: Block) -> Float[Tensor, "queries rows"]:
-            steps = block.column("step")
-            return contraction.with_numbers(block, weight[steps], bias[steps])
-
-        return values
+            return Contraction(recorded, self.asked)
+        edges = itertools.pairwise(itertools.accumulate(self.inputs, initial=0))
+        own = [Contraction(recorded, self.asked[slice(*edge)], summed=True) for edge in edges]
+        return lambda block, factors: torch.cat([contraction(block, factors) for contraction in own])
 
 
-class _ManyInputs:
-    """The contractions of several inputs, each of which is added up over its rows."""
-
-    def __init__(self, inputs: Sequence[Contraction]) -> None:
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __call__(self, block: Block, factors: StepFactors) -> Float[Tensor, "inputs rows"]:
-        return torch.cat([contraction(block, factors) for contraction in self._inputs])
-
-    def with_numbers(
-        self, block: Block, weight: Float[Tensor, "rows"], bias: Float[Tensor, "rows"]
-    ) -> Float[Tensor, "inputs rows"]:
-        return torch.cat([contraction.with_numbers(block, weight, bias) for contraction in self._inputs])
-
-
-def _values_of_steps(
-    steps: Iterator[tuple[Block, StepFactors]], contraction: Contraction | _ManyInputs
+def _of_steps(
+    steps: Iterator[tuple[Block, Factors]], contract: Callable[[Block, Factors], Tensor], threads: int
 ) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
-    """The values of each step's slots; of several queries in other threads, while the sweep goes on."""
-    threads = torch.get_num_threads() if len(contraction) >= QUERIES_FOR_THREADS else 1
-    if threads == 1:
-        yield from ((block, contraction(block, factors)) for block, factors in steps if len(block))
-        return
+    """The values of each step's slots; by several threads while the sweep goes on."""
     waiting: deque[tuple[Block, Future[Tensor]]] = deque()
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for block, factors in steps:
-            if len(block):
-                waiting.append((block, pool.submit(contraction, block, factors)))
+            if len(block) and threads == 1:
+                yield block, contract(block, factors)
+            elif len(block):
+                waiting.append((block, pool.submit(contract, block, factors)))
             if len(waiting) > threads:  # each waiting step holds a matrix
                 first, values = waiting.popleft()
                 yield first, values.result()
         yield from ((block, values.result()) for block, values in waiting)
 
 
-def _swept(
+def _together(
     steps: Iterator[tuple[Block, Float[Tensor, "queries rows"]]],
 ) -> Iterator[tuple[Block, Float[Tensor, "queries rows"]]]:
-    """The same, some thousand slots at a time."""
+    """The same, some thousand slots at a time, in the order of their numbers."""
     held: list[tuple[Piece, Tensor]] = []
     for block, values in steps:
         held += zip(block.pieces, values.split(list(map(len, block.pieces)), dim=1), strict=True)
@@ -122,7 +97,6 @@ def _swept(
 
 
 def _joined(held: list[tuple[Piece, Tensor]]) -> tuple[Block, Float[Tensor, "queries rows"]]:
-    """One block, in the order of its slots."""
     held.sort(key=lambda part: int(part[0].slots[0]))
     block = Block(held[0][0].segment.layer, tuple(piece for piece, _ in held))
     return block, torch.cat([values for _, values in held], dim=1)

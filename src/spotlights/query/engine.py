@@ -60,11 +60,6 @@ class Engine(ABC):
         """An engine for what a question must know of the whole memory, whoever answers the question itself."""
         return self
 
-    @property
-    def in_background(self) -> Engine:
-        """An engine for long work that nobody waits for: it leaves this machine's other cores alone."""
-        return self
-
 
 @dataclass(frozen=True, eq=False)
 class _Job:
@@ -73,13 +68,9 @@ class _Job:
     layer: LayerReader
     segments: Sequence[SegmentSlots]
     selection: Selection
-    values: BlockValues | Sweep | None
+    values: BlockValues
     rows: int
     reducers: tuple[Reducer, ...]
-
-    def of(self, block: Block) -> Any:
-        """The values of a block's slots; None if nothing is measured."""
-        return self.values(block) if callable(self.values) else None
 
 
 @dataclass(frozen=True)
@@ -87,51 +78,50 @@ class Threads(Engine):
     """Runs plans on this machine."""
 
     threads: int | None = None
-    """None for as many as torch uses."""
+    """None for as many as torch uses; 1 leaves the other cores alone."""
     rows: int | None = None
     """Slots in a block; None for what suits the measure."""
     share: tuple[int, int] = (0, 1)
     """(n, of): only the n-th of so many shares of the memory: some segments; what needs all steps of a layer together,
     or in their order, is divided by layers, and by plans of one layer."""
 
-    @property
-    def in_background(self) -> Engine:
-        return Threads(1)
-
     def run(self, plans: Sequence[Plan], reader: MemoryReader) -> list[tuple[Reducer, ...]]:
         threads = torch.get_num_threads()
         count = self.threads or threads
         try:
+            if count == 1:
+                torch.set_num_threads(1)
             with torch.no_grad():
-                jobs = [self._job(plan, reader) for plan in plans]
-                blockwise = []
+                filled = [tuple(reducer.fresh() for reducer in plan.reducers) for plan in plans]
                 number, shares = self.share
-                names, asked = list(reader.layers), Counter[str]()
-                for job in jobs:
-                    mine = (names.index(job.layer.name) + asked[job.layer.name]) % shares == number
-                    asked[job.layer.name] += 1
-                    if isinstance(job.values, Sweep):
-                        blocks = job.values.blocks(job.selection) if mine else iter(())
-                        _feed_in_any_order(job.reducers, _checked(blocks))
-                    elif any(reducer.whole_steps for reducer in job.reducers):
-                        blocks = _by_steps(job, reader.steps) if mine else iter(())
-                        _feed_in_any_order(job.reducers, _checked(blocks))
-                    else:
-                        blockwise.append(job)
-                _run_blockwise(blockwise, count)
+                names, asked, jobs = list(reader.layers), Counter[str](), []
+                for plan, reducers in zip(plans, filled, strict=True):
+                    mine = (names.index(plan.layer) + asked[plan.layer]) % shares == number
+                    asked[plan.layer] += 1
+                    values = _nothing if plan.measure is None else plan.measure.bind(reader, plan.layer)
+                    if any(reducer.whole_steps for reducer in reducers) and not isinstance(values, Sweep):
+                        values = _by_steps(reader, plan.layer, values)
+                    if not isinstance(values, Sweep):
+                        jobs.append(self._job(plan, reader, values, reducers))
+                    elif mine:
+                        for block, of_block in _checked(values.blocks(plan.selection)):
+                            _feed(reducers, block, of_block)
+                _run_blockwise(jobs, count)
         finally:
             torch.set_num_threads(threads)  # pool threads change the number that their BLAS shares with this thread
-        return [job.reducers for job in jobs]
+        return filled
 
-    def _job(self, plan: Plan, reader: MemoryReader) -> _Job:
-        measure = plan.measure
-        width = 1 if measure is None else max(measure.width, 1)
+    def _job(self, plan: Plan, reader: MemoryReader, values: BlockValues, reducers: tuple[Reducer, ...]) -> _Job:
+        width = 1 if plan.measure is None else max(plan.measure.width, 1)
         rows = self.rows or max(MIN_ROWS, min(MAX_ROWS, BLOCK_VALUES // width))
-        values = None if measure is None else measure.bind(reader, plan.layer)
         layer, (number, shares) = reader.layers[plan.layer], self.share
         count = len(layer.segments)
         segments = layer.segments[count * number // shares : count * (number + 1) // shares]
-        return _Job(layer, segments, plan.selection, values, rows, tuple(r.fresh() for r in plan.reducers))
+        return _Job(layer, segments, plan.selection, values, rows, reducers)
+
+
+def _nothing(block: Block) -> None:
+    """The values where nothing is measured."""
 
 
 def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
@@ -139,7 +129,7 @@ def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
     blocks = _checked((job, block) for job, of_job in blocks_of_jobs for block in of_job)
     if threads == 1 or sum(job.layer.slots for job in jobs) <= SMALL:
         for job, block in blocks:
-            _feed(job.reducers, block, job.of(block))
+            _feed(job.reducers, block, job.values(block))
         return
     lock = threading.Lock()
 
@@ -152,7 +142,7 @@ def _run_blockwise(jobs: Sequence[_Job], threads: int) -> None:
                     job, block = next(blocks, (None, None))
                 if job is None or block is None:
                     return own
-                _feed(own[job], block, job.of(block))
+                _feed(own[job], block, job.values(block))
 
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(work) for _ in range(threads)]:
@@ -178,24 +168,19 @@ def _feed(reducers: Sequence[Reducer], block: Block, values: Any) -> None:
         reducer.update(block, values)
 
 
-def _by_steps(job: _Job, steps: int) -> Iterator[tuple[Block, Any]]:
-    """Blocks that hold all selected slots of their steps."""
-    by_step = StepBlocks(job.layer, job.selection)
-    stretch = max(1, MIN_ROWS * steps // max(job.layer.slots, 1))
-    for first in reversed(range(0, steps, stretch)):
-        block = by_step.block(first, min(first + stretch, steps))
-        if len(block):
-            yield block, job.of(block)
+def _by_steps(reader: MemoryReader, layer: str, values: BlockValues) -> Sweep:
+    """The values of blocks that hold all selected slots of their steps."""
+    recorded, steps = reader.layers[layer], reader.steps
+    stretch = max(1, MIN_ROWS * steps // max(recorded.slots, 1))
 
+    def blocks(selection: Selection) -> Iterator[tuple[Block, Any]]:
+        by_step = StepBlocks(recorded, selection)
+        for first in reversed(range(0, steps, stretch)):
+            block = by_step.block(first, min(first + stretch, steps))
+            if len(block):
+                yield block, values(block)
 
-def _feed_in_any_order(reducers: Sequence[Reducer], blocks: Iterator[tuple[Block, Any]]) -> None:
-    """A reducer that needs ascending slots gets a fresh one for each block, which is then merged."""
-    for block, values in blocks:
-        fed = [reducer.fresh() if reducer.in_order else reducer for reducer in reducers]
-        _feed(fed, block, values)
-        for reducer, other in zip(reducers, fed, strict=True):
-            if other is not reducer:
-                reducer.merge(other)
+    return Sweep(blocks)
 
 
 @dataclass(frozen=True)

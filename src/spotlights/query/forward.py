@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,6 @@ class ForwardPass:
             """Other threads run the model, too; and a copy of it that was made meanwhile keeps the hooks."""
             return bool(running) and threading.get_ident() == thread
 
-        modes = {module: module.training for module in model.modules()}
         try:
             for module, (adapter, maps) in users.items():
                 if isinstance(adapter, WatchingAdapter):
@@ -134,28 +134,27 @@ class ForwardPass:
                 handles.append(module.register_forward_hook(hook, with_kwargs=True))
                 if adapter.used_outside:
                     handles.append(watch_outside(module, partial(_outside, hook, module)))
-            model.eval()
-            with torch.enable_grad(), plainly():
+            with _evaluating(model), torch.enable_grad(), plainly():
                 self.output = call_model(model, inputs)
         finally:
             running.clear()
             for handle in handles:
                 handle.remove()
-            for module, training in modes.items():
-                module.training = training
 
     def parameters(self, layer: str) -> dict[str, Float[Tensor, "..."]]:
         """The model's parameters of a recorded layer as the memory has them."""
         return _kept(self._maps[layer])
 
-    def is_whole(self, layer: str) -> bool:
-        """Whether the memory has all of what the layer adds to its output."""
-        return self.calls[layer].recorded_whole
+    def gives(self, layer: str, outputs: Iterable[Tensor]) -> bool:
+        """Whether one of some outputs of the model is the layer's."""
+        return any(self.calls[layer].is_all_of(output) for output in outputs)
 
-    def adds_up(self, layer: str, target: Target, rows: InputRows) -> bool:
+    def adds_up(self, layer: str, target: Target | None, rows: InputRows) -> bool:
         """Whether the number of interest is g·y and no more than that: contributions are then exact."""
-        outputs = list(parts_of(self.output).values()) if callable(target) else [logits_of(self.output, target)]
-        if not any(self.calls[layer].is_all_of(output) for output in outputs):
+        if target is None:  # a unit of the layer
+            return self.calls[layer].recorded_whole
+        outputs = parts_of(self.output).values() if callable(target) else [logits_of(self.output, target)]
+        if not self.gives(layer, outputs):
             return False
         if not callable(target):
             return True
@@ -167,8 +166,11 @@ class ForwardPass:
             rounding = 64 * torch.finfo(own.dtype).eps * none.index_add(0, rows.owners, products.abs().sum(dim=1))
             return bool(((none.index_add(0, rows.owners, products.sum(dim=1)) - numbers).abs() <= rounding).all())
 
-    def directions(self, layer: str, target: Target) -> Float[Tensor, "queries out_features"]:
-        """∂f/∂y for each row of a layer's output, f being the number of interest, added up over the inputs."""
+    def directions(self, layer: str, target: Target | None, unit: int | None) -> Float[Tensor, "queries out_features"]:
+        """∂f/∂y for each row of a layer's output, f being one unit, or the numbers of interest added up."""
+        if unit is not None:
+            return self._direction_of_unit(layer, unit)
+        assert target is not None, "one of the two"
         with torch.enable_grad():
             return self._gradient(layer, numbers_of_interest(self.output, target).sum())
 
@@ -177,7 +179,7 @@ class ForwardPass:
         gradients = torch.autograd.grad(number, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
         return self.calls[layer].output_rows(gradients)
 
-    def direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
+    def _direction_of_unit(self, layer: str, unit: int) -> Float[Tensor, "queries out_features"]:
         """The direction of one unit of a layer's output, for each row."""
         rows = self.calls[layer].output_rows([tensor for own in self.calls[layer].outputs for tensor in own])
         if not 0 <= unit < rows.shape[1]:
@@ -214,7 +216,7 @@ class ForwardPass:
                 owners = torch.arange(count).repeat_interleave(torch.tensor([len(rows) for rows, _ in pairs]))
         rows, directions = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         if unit is not None:
-            directions = self.direction_of_unit(layer, unit)[rows]
+            directions = self._direction_of_unit(layer, unit)[rows]
         return InputRows(rows, owners, directions.detach().cpu(), count)
 
     def _any_numbers(self) -> Float[Tensor, "inputs"]:
@@ -459,9 +461,17 @@ def _adapter(name: str, entry: LayerEntry) -> ModuleAdapter:
 
 def answer(model: nn.Module, inputs: Any, target: Target) -> Float[Tensor, "inputs"]:
     """The number of interest of each input, by a model that is run in eval mode and left as it was."""
+    with _evaluating(model):
+        return numbers_of_interest(call_model(model, inputs), target)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode for this long."""
     modes = {module: module.training for module in model.modules()}
     try:
-        return numbers_of_interest(call_model(model.eval(), inputs), target)
+        model.eval()
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
@@ -501,7 +511,7 @@ def what_differs(
         return None
     own, recorded = {}, {}
     for layer in layers:
-        parameters, probed = of_model(layer), partial(_all_entries, reader, layer, until)
+        parameters, probed = of_model(layer), partial(probed_after, reader, layer, until)
         for name, (place, entries) in reader.layers[layer].last("entries", until, probed).items():
             own[layer, name] = parameters[name].reshape(-1)[place].to(entries)
             recorded[layer, name] = entries
@@ -528,16 +538,15 @@ def _last_step_with(reader: MemoryReader, own: Mapping[tuple[str, str], Float[Te
             steps = steps[_alike(entry, probed[steps, at])] if len(steps) else steps
     if len(steps):
         return int(steps[-1]) + 1
-    untrained = all(same(entries, _entries(reader, *key, 0)[1]) for key, entries in own.items())
+    untrained = all(same(entries, probed_after(reader, key[0], 0)[key[1]][1]) for key, entries in own.items())
     return 0 if untrained else None
 
 
-def _all_entries(reader: MemoryReader, layer: str, step: int) -> dict[str, tuple[slice, Float[Tensor, "entries"]]]:
-    return {name: _entries(reader, layer, name, step) for name in reader.layers[layer].entry.trained}
-
-
-def _entries(reader: MemoryReader, layer: str, name: str, step: int) -> tuple[slice, Float[Tensor, "entries"]]:
-    """Which entries of a parameter were probed, and what they were after a step."""
-    flat = reader.initial[f"{layer}/{name}"].reshape(-1)
-    place = probed_entries(flat.numel())
-    return place, reader.log(layer).probed[name][step - 1] if step else flat[place]
+def probed_after(reader: MemoryReader, layer: str, step: int) -> dict[str, tuple[slice, Float[Tensor, "entries"]]]:
+    """Which entries of each trained parameter the step log has, and what they were after a step."""
+    found = {}
+    for name in reader.manifest.layers[layer].trained:
+        initial = reader.initial[f"{layer}/{name}"].reshape(-1)
+        place = probed_entries(initial.numel())
+        found[name] = place, reader.log(layer).probed[name][step - 1] if step else initial[place]
+    return found

@@ -19,19 +19,18 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from spotlights.layers import WeightPart
 from spotlights.memory.blocks import Everything, Selection, meeting
+from spotlights.query.coefficients import StepNumbers
 from spotlights.query.columns import cells
 from spotlights.query.engine import Progress, Turn, View
-from spotlights.query.forward import find_map
+from spotlights.query.forward import call_model
+from spotlights.query.primal import primal_model
 from spotlights.query.weights import (
     GroupWeights,
     group_weight_bytes,
-    has_group_weights,
-    initial_part,
     slot_part,
+    untaught_part,
     view_parameters,
 )
 
@@ -86,16 +85,16 @@ class Masks:
     def __init__(self, view: View, model: nn.Module, columns: Sequence[str]) -> None:
         view.reader.need_recording("Masks need")
         view.reader.need_all_slots("Masks need")
-        # A copy: while the copy computes with other weights, nobody else must see them.
-        self._view, self._model = view, copy.deepcopy(model).eval()
-        self._names = _parameter_names(view, self._model)
+        self._view = view
+        self._model = copy.deepcopy(model)  # the user's may be trained on
         self._lock = threading.Lock()
-        self._kept = functools.lru_cache(_KEPT_MASKS)(self._all_parameters)
+        self._kept = functools.lru_cache(_KEPT_MASKS)(self._without)
         self._whole: dict[str, Tensor] = {}
         self.progress = 0.0
         """The share of the preparation that is done."""
         self._groups: GroupWeights | None = None
-        if has_group_weights(view):
+        # Where a step has no one coefficient for all its slots, as under Adam, only a sweep finds the part of a group.
+        if all(isinstance(view.unrolled(name), StepNumbers) for name in view.reader.layers):
             count = max((len(cells(view, layer, columns)) for layer in view.reader.layers.values()), default=0)
             room = min(SCRATCH_BYTES, shutil.disk_usage(tempfile.gettempdir()).free // 4)
             edges = min(MAX_EDGES, view.until, room // max(1, group_weight_bytes(view, count)))
@@ -127,32 +126,26 @@ class Masks:
         """The parameters that all slots and the initial weights make up, layer by layer, if they are known."""
         if self._groups is None:
             return None
-        return {name: self._parameters(name, Mask()) for name in self._names}
+        return self._parameters(Mask())
 
     def network(self, mask: Mask) -> Callable[[Any], Any]:
         """The network without what the mask leaves out: of a batch, or a tuple or dict of the model's arguments."""
         with self._lock:
-            parameters = self._kept(mask)
+            network = self._kept(mask)
 
         def answer(batch: Any) -> Any:
-            arguments = batch if isinstance(batch, tuple) else () if isinstance(batch, dict) else (batch,)
-            with self._lock, torch.no_grad():
-                return functional_call(self._model, parameters, arguments, batch if isinstance(batch, dict) else None)
+            with torch.no_grad():
+                return call_model(network, batch)
 
         return answer
 
-    def _all_parameters(self, mask: Mask) -> dict[str, Tensor]:
-        by_name: dict[str, Tensor] = {}
-        current = dict(self._model.named_parameters())
-        for layer, parts in self._names.items():
-            entry = self._view.reader.manifest.layers[layer]
-            for parameter, value in self._parameters(layer, mask.in_layer(layer)).items():
-                name, part = parts[parameter]
-                own = part.of(by_name.setdefault(name, current[name].detach().clone()))
-                own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
-        return by_name
+    def _without(self, mask: Mask) -> nn.Module:
+        return primal_model(self._view, self._model, self._parameters(mask))
 
-    def _parameters(self, layer: str, mask: Mask) -> dict[str, Tensor]:
+    def _parameters(self, mask: Mask) -> dict[str, dict[str, Tensor]]:
+        return {name: self._of_layer(name, mask.in_layer(name)) for name in self._view.reader.layers}
+
+    def _of_layer(self, layer: str, mask: Mask) -> dict[str, Tensor]:
         if self._groups is None:
             return view_parameters(self._view.where(~mask.left_out(self._view)), layer)
         known = Mask(tuple(conditions for conditions in mask.selections if self._is_aligned(conditions)))
@@ -187,7 +180,7 @@ class Masks:
         if layer not in self._whole:
             assert self._groups is not None
             total = self._groups.total(layer)
-            self._whole[layer] = (initial_part(self._view, layer).matrix + total).to(total.dtype)
+            self._whole[layer] = (untaught_part(self._view, layer).matrix + total).to(total.dtype)
         return self._whole[layer]
 
 
@@ -200,14 +193,3 @@ def _merged(stretches: Iterable[range]) -> list[tuple[int, int]]:
         else:
             merged.append((steps.start, steps.stop))
     return merged
-
-
-def _parameter_names(view: View, model: nn.Module) -> dict[str, dict[str, tuple[str, WeightPart]]]:
-    """What the model calls the parameters of each recorded layer, and which part of the parameter each is."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    by_layer = {}
-    for layer, entry in view.reader.manifest.layers.items():
-        parts = find_map(model, entry.modules[0], entry)[1].parameters
-        kept = (*entry.weight_columns, *entry.bias_names)
-        by_layer[layer] = {name: (names[id(parts[name].parameter)], parts[name]) for name in kept}
-    return by_layer

@@ -128,8 +128,6 @@ class Measured(ABC):
 
         Of a sampled memory the sum is an estimate; `totals("step", bins=1)` has its standard error too.
         """
-        if not any(part.recorded.slots for part in self._layers()):
-            return torch.zeros(len(self), dtype=torch.float64)
         return self.totals("step", bins=1).values.sum(dim=1)
 
 
@@ -192,7 +190,7 @@ class LayerMeasured(Measured):
 
     def numpy(self) -> Any:
         """The value of every slot, of shape (queries, slots)."""
-        return self.all_values().numpy()
+        return self._values_and_slots()[0].numpy()
 
     def keep(self: M) -> M:
         """The same values, computed once: further questions need no pass over keys and errors.
@@ -226,11 +224,8 @@ class LayerMeasured(Measured):
         measure = self.measure(some) if self._kept is None else Known(self._kept[some])
         return Absolute(measure) if self._magnitudes else measure
 
-    def all_values(self) -> Float[Tensor, "queries slots"]:
-        """The value of every slot of the view, in the order of their numbers."""
-        return self._values_and_slots()[0]
-
     def _values_and_slots(self) -> tuple[Float[Tensor, "queries slots"], Int64[Tensor, "slots"]]:
+        """The value of every slot of the view, in the order of their numbers, and these."""
         per_slot = len(self) * self.recorded.storage.compute_dtype.itemsize
         slots = self.recorded.slots
         if slots * per_slot > MAX_VALUES_BYTES:
@@ -329,21 +324,26 @@ class OverLayers(OfExamples):
 
 def add_up(of_layers: Sequence[Totals]) -> Totals:
     """The totals of several layers, which may know different groups, as one."""
-    labels: dict[Label, int] = {}
-    for totals in of_layers:
-        for label in totals.groups:
-            labels.setdefault(label, len(labels))
+    labels, places = united(of_layers)
     values = torch.zeros(len(of_layers[0]), len(labels), dtype=torch.float64)
     counts = torch.zeros(len(labels), dtype=torch.int64)
     # Errors of a sample may be correlated between rows and layers: their sum is an upper bound.
     errors = None if any(totals.standard_errors is None for totals in of_layers) else torch.zeros_like(values)
-    for totals in of_layers:
-        where = torch.tensor([labels[label] for label in totals.groups], dtype=torch.int64)
+    for totals, where in zip(of_layers, places, strict=True):
         values[:, where] += totals.values
         if errors is not None and totals.standard_errors is not None:
             errors[:, where] += totals.standard_errors
         counts[where] = torch.maximum(counts[where], totals.counts)
-    return replace(of_layers[0], groups=list(labels), values=values, counts=counts, standard_errors=errors)
+    return replace(of_layers[0], groups=labels, values=values, counts=counts, standard_errors=errors)
+
+
+def united(several: Sequence[Totals]) -> tuple[list[Label], list[Int64[Tensor, "groups"]]]:
+    """The groups of several totals, and where those of each are among them."""
+    places: dict[Label, int] = {}
+    for totals in several:
+        for label in totals.groups:
+            places.setdefault(label, len(places))
+    return list(places), [torch.tensor([places[label] for label in t.groups], dtype=torch.int64) for t in several]
 
 
 # -- questions ------------------------------------------------------------------------------------

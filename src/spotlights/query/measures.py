@@ -29,7 +29,6 @@ class Score(Measure):
     """The module uses the transposed weight, so keys and errors swap roles: δ·q."""
     weighted: bool = False
     """(k·q) ‖δ‖: a slot that taught nothing counts nothing, however similar its key is."""
-    scale: float = 1.0
     shift: Float[Tensor, "queries 1"] | None = None
     """The logarithm of what a softmax divides by; None for no softmax."""
     summed: bool = False
@@ -50,7 +49,7 @@ class Score(Measure):
         scores = KeyScores(recorded, queries, cosine=self.cosine, key_parts=self.key_parts)
 
         def values(block: Block) -> Float[Tensor, "queries rows"]:
-            products = scores(block) if self.scale == 1.0 else scores(block).mul_(self.scale)
+            products = scores(block)
             if self.weighted:
                 products *= error_norms(block)
             if self.shift is not None:

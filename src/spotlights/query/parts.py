@@ -157,22 +157,18 @@ def _described(plan: Plan) -> str:
 def _tensors(reducer: Reducer) -> dict[str, Tensor]:
     if not isinstance(reducer, TopReducer):
         return {name: getattr(reducer, name) for name in reducer.adds}
-    kept = {group: pair for group, pair in enumerate(reducer.kept) if pair is not None}
-    values = {f"values{group}": values for group, (values, _) in kept.items()}
-    return values | {f"slots{group}": slots for group, (_, slots) in kept.items()}
+    values = {f"values{group}": values for group, (values, _) in enumerate(reducer.kept)}
+    return values | {f"slots{group}": slots for group, (_, slots) in enumerate(reducer.kept)}
 
 
 def _filled(reducer: Reducer, tensors: Mapping[str, Tensor], slots: int) -> Reducer:
     """A reducer with the tensors of a part, which must be of the shapes that such a reducer has."""
     if isinstance(reducer, TopReducer):
         for group in range(len(reducer.kept)):
-            values, numbers = tensors.get(f"values{group}"), tensors.get(f"slots{group}")
-            if values is None or numbers is None:
-                continue
-            fits = values.ndim == 2 and values.shape == numbers.shape and len(values) == reducer.queries
-            if not (
-                fits and values.is_floating_point() and numbers.dtype == torch.int64 and values.shape[1] <= reducer.k
-            ):
+            values, numbers = (tensors.get(f"{what}{group}", torch.empty(0)) for what in ("values", "slots"))
+            fits = values.ndim == 2 and values.shape == numbers.shape
+            fits = fits and len(values) == reducer.queries and values.shape[1] <= reducer.k
+            if not (fits and values.is_floating_point() and numbers.dtype == torch.int64):
                 raise SettingError(f"This is not {_KIND}: its tensors do not fit the question.")
             if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < slots:
                 raise SettingError(f"This is not {_KIND}: it names slots that the memory does not have.")

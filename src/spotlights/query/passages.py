@@ -9,7 +9,7 @@ about, of each one's best hit in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,6 @@ from spotlights.errors import SettingError
 from spotlights.query.columns import Visits
 from spotlights.query.forward import Target
 from spotlights.query.measured import LayerMeasured
-from spotlights.results.answers import Top
 from spotlights.results.passages import Hit, Passage, Passages, sentence_at
 
 if TYPE_CHECKING:
@@ -81,7 +80,8 @@ def find_passages(
 
 def _hits(measured: LayerMeasured, asked: Sequence[int], k: int, length: int) -> list[Hit]:
     """The k positions with the largest scores, for each of the queries."""
-    top, folded = top_positions(measured, k), measured.recorded.folded
+    folded = measured.recorded.folded
+    top = measured.top(k) if folded else measured.top(k, by="example")  # in a folded memory each example is a slot
     rows = [(token, row) for place, token in enumerate(asked) for row in top.rows(place)]
     examples = [row.get("example") for _, row in rows]
     if any(not isinstance(example, int) or not 0 <= example < length for example in examples):
@@ -103,19 +103,17 @@ def _hits(measured: LayerMeasured, asked: Sequence[int], k: int, length: int) ->
     ]
 
 
-def top_positions(measured: LayerMeasured, k: int) -> Top:
-    """The k examples with the largest values for each query: in a folded memory each is a slot."""
-    return measured.top(k) if measured.recorded.folded else measured.top(k, by="example")
-
-
 def _steps(measured: LayerMeasured, examples: Sequence[int]) -> dict[int, tuple[int, int]]:
     """The steps of the first and last visit to some examples."""
     grouping = measured.grouping("example")
     numbers = {example: number for number, example in enumerate(grouping.labels)}
     wanted = sorted(set(examples))
     groups = torch.tensor([numbers[example] for example in wanted], dtype=torch.int64)
-    visits = Visits(measured.view, measured.recorded, grouping, groups, ["step"])
-    return dict(zip(wanted, visits.extent("step"), strict=True))
+    visits = Visits(measured.view, measured.recorded, grouping, groups, ["example", "step"])
+    steps: dict[Any, list[Any]] = {example: [] for example in wanted}
+    for example, step in zip(visits.values("example"), visits.values("step"), strict=True):
+        steps[example].append(step)
+    return {example: (min(own), max(own)) for example, own in steps.items()}
 
 
 Span = tuple[int, int, list[Hit]]

@@ -36,8 +36,6 @@ R = TypeVar("R", bound="Reducer")
 class Reducer(ABC):
     """Collects the answer to one question. The fields of a reducer are the question; `start` makes an empty answer."""
 
-    in_order: ClassVar[bool] = False
-    """Whether blocks must come in ascending order of slots."""
     whole_steps: ClassVar[bool] = False
     """Whether a block must hold all selected slots of its steps."""
     adds: ClassVar[tuple[str, ...]] = ()
@@ -73,68 +71,60 @@ class Reducer(ABC):
 class TopReducer(Reducer):
     """The slots with the largest (or smallest) values, per query and group; the earlier of two equal slots wins."""
 
-    in_order = True
     queries: int
     k: int
     grouping: Grouping | None
     largest: bool = True
 
     def start(self) -> None:
-        groups = 1 if self.grouping is None else len(self.grouping)
-        self.kept: list[tuple[Tensor, Tensor] | None] = [None] * groups
+        nothing = torch.empty(self.queries, 0), torch.empty(self.queries, 0, dtype=torch.int64)
+        self.kept = [nothing] * (1 if self.grouping is None else len(self.grouping))
         """For each group the values and slots that are largest so far, in ascending order of slots."""
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
         values = values if self.largest else -values
         if self.grouping is None:
-            self._add(0, values, block.slots)
+            self._add(0, values, block.slots.expand(len(values), -1))
             return
         for group, members in enumerate(self.grouping.members(block)):
-            if len(members):
-                self._add(group, values.index_select(1, members), block.slots[members])
+            self._add(group, values.index_select(1, members), block.slots[members].expand(len(values), -1))
 
-    def _add(self, group: int, values: Float[Tensor, "queries rows"], slots: Int64[Tensor, "rows"]) -> None:
-        kept = self.kept[group]
-        if kept is not None and kept[0].shape[1] == self.k:
-            # Later slots lose a tie, so only strictly larger values can get in.
-            better = (values > kept[0].amin(dim=1, keepdim=True)).any(dim=0).nonzero().flatten()
+    def _add(self, group: int, values: Float[Tensor, "queries rows"], slots: Int64[Tensor, "queries rows"]) -> None:
+        """Takes more slots of a group, in ascending order."""
+        kept, of_slots = self.kept[group]
+        if not values.numel():
+            return
+        is_later = not kept.numel() or bool(slots[:, 0].min() > of_slots.max())
+        if kept.shape[1] == self.k:
+            least = kept.amin(dim=1, keepdim=True)  # later slots lose a tie
+            better = (values > least if is_later else values >= least).any(dim=0).nonzero().flatten()
             if not len(better):
                 return
-            values, slots = values.index_select(1, better), slots[better]
-        self.kept[group] = self._cut(*_joined(kept, (values, slots.expand(len(values), -1))))
-
-    def _cut(
-        self, values: Float[Tensor, "queries rows"], slots: Int64[Tensor, "queries rows"]
-    ) -> tuple[Tensor, Tensor]:
+            values, slots = values.index_select(1, better), slots.index_select(1, better)
+        if kept.numel():
+            values, slots = torch.cat([kept, values], dim=1), torch.cat([of_slots, slots], dim=1)
+        if not is_later:
+            order = slots.argsort(dim=1)
+            values, slots = values.gather(1, order), slots.gather(1, order)
         if values.shape[1] > self.k:
-            largest = largest_first_in_order(values, self.k)
-            return values.gather(1, largest), slots.gather(1, largest)
-        return values.clone(), slots.clone()
+            best = largest_first_in_order(values, self.k)
+            values, slots = values.gather(1, best), slots.gather(1, best)
+        self.kept[group] = values, slots
 
     def merge(self, other: Any) -> None:
         for group, kept in enumerate(other.kept):
-            if kept is not None:
-                values, slots = _joined(self.kept[group], kept)
-                order = slots.argsort(dim=1)
-                self.kept[group] = self._cut(values.gather(1, order), slots.gather(1, order))
+            self._add(group, *kept)
 
     def result(self) -> tuple[Float[Tensor, "queries groups k"], Int64[Tensor, "queries groups k"]]:
         """Values and slots, the best first; where a group has fewer, the slot is -1 and the value NaN."""
-        width = max((kept[0].shape[1] for kept in self.kept if kept is not None), default=0)
+        width = max((kept.shape[1] for kept, _ in self.kept), default=0)
         values = torch.full((self.queries, len(self.kept), width), float("nan"), dtype=torch.float64)
         slots = torch.full((self.queries, len(self.kept), width), -1)
-        for group, kept in enumerate(self.kept):
-            if kept is not None:
-                ordered, order = kept[0].sort(dim=1, descending=True, stable=True)
-                values[:, group, : ordered.shape[1]] = ordered.double()
-                slots[:, group, : ordered.shape[1]] = kept[1].gather(1, order)
+        for group, (kept, of_slots) in enumerate(self.kept):
+            ordered, order = kept.sort(dim=1, descending=True, stable=True)
+            values[:, group, : ordered.shape[1]] = ordered.double()
+            slots[:, group, : ordered.shape[1]] = of_slots.gather(1, order)
         return values if self.largest else -values, slots
-
-
-def _joined(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    if one is None:
-        return other
-    return torch.cat([one[0], other[0]], dim=1), torch.cat([one[1], other[1]], dim=1)
 
 
 def largest_first_in_order(values: Float[Tensor, "queries rows"], k: int) -> Int64[Tensor, "queries k"]:
@@ -205,16 +195,20 @@ class AllValuesReducer(Reducer):
     queries: int
 
     def start(self) -> None:
-        self.blocks: list[tuple[int, Tensor, Tensor]] = []
+        self.blocks: list[tuple[Tensor, Tensor]] = []
 
     def update(self, block: Block, values: Float[Tensor, "queries rows"]) -> None:
-        self.blocks.append((int(block.slots[0]), block.slots, values))
+        self.blocks.append((block.slots, values))
 
     def result(self) -> tuple[Float[Tensor, "queries slots"], Int64[Tensor, "slots"]]:
         if not self.blocks:
             return torch.zeros(self.queries, 0), torch.zeros(0, dtype=torch.int64)
-        blocks = sorted(self.blocks, key=lambda block: block[0])
-        return torch.cat([v for *_, v in blocks], dim=1), torch.cat([s for _, s, _ in blocks])
+        blocks = sorted(self.blocks, key=lambda block: int(block[0][0]))
+        slots, values = torch.cat([some for some, _ in blocks]), torch.cat([some for _, some in blocks], dim=1)
+        if bool((slots.diff() < 0).any()):  # a sweep goes step by step, and each process has its part of a step
+            slots, order = slots.sort()
+            values = values.index_select(1, order)
+        return values, slots
 
 
 @dataclass(eq=False)
@@ -357,22 +351,6 @@ class KeySumsReducer(Reducer):
 
 
 @dataclass(eq=False)
-class KeyVisitsReducer(Reducer):
-    """How often each group visited each distinct key, where keys are stored once."""
-
-    adds = ("visits",)
-    distinct_keys: int
-    grouping: Grouping
-
-    def start(self) -> None:
-        self.visits = torch.zeros(len(self.grouping), self.distinct_keys, dtype=torch.int64)
-
-    def update(self, block: Block, values: Any) -> None:
-        flat = self.grouping.codes(block) * self.distinct_keys + block.key_numbers()
-        self.visits += torch.bincount(flat, minlength=self.visits.numel()).view_as(self.visits)
-
-
-@dataclass(eq=False)
 class ErrorSizeReducer(Reducer):
     """Σ |c|·‖δ‖² over slots, with one c for each step; and the number of slots."""
 
@@ -389,27 +367,6 @@ class ErrorSizeReducer(Reducer):
             rows = errors.rows.amounts if isinstance(errors.rows, SparseRows) else errors.rows
             self.sum += float(rows.square().sum(dim=1).double() @ scale)
             self.count += len(errors.rows)
-
-
-@dataclass(eq=False)
-class AllKeysReducer(Reducer):
-    """The key of every slot, in float32."""
-
-    adds = ("blocks",)
-    in_features: int
-
-    def start(self) -> None:
-        self.blocks: list[tuple[Tensor, Tensor]] = []
-
-    def update(self, block: Block, values: Any) -> None:
-        for keys in block.keys():  # noqa: SIM118 (not a dict)
-            self.blocks.append((block.slots[keys.place], dense(keys.scaled).to(torch.float32, copy=True)))
-
-    def result(self) -> Float[Tensor, "slots in_features"]:
-        if not self.blocks:
-            return torch.empty(0, self.in_features)
-        slots, keys = (torch.cat(parts) for parts in zip(*self.blocks, strict=True))
-        return keys[slots.argsort()]
 
 
 @dataclass(eq=False)

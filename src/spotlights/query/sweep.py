@@ -220,18 +220,14 @@ class LayerSweep:
 
     def end(self) -> tuple[Block, StepFactors]:
         """What is left of the initial weight and biases, and of the optimizer's state at that time, after the sweep."""
-        initial = self._joined([p.initial() for p in self._parameters])
-        rounding = self._joined([p.rounding for p in self._parameters])
+        initial = WeightShare.joined(self._layer.entry, {p.name: p.initial() for p in self._parameters})
+        rounding = WeightShare.joined(self._layer.entry, {p.name: p.rounding for p in self._parameters})
         return Block(self._layer, ()), StepFactors((), (), initial, rounding)
 
     def initial_at_once(self) -> WeightShare | None:
         """The same without a sweep, where it follows from numbers alone."""
-        known = [value for p in self._parameters if (value := p.initial_at_once()) is not None]
-        return self._joined(known) if len(known) == len(self._parameters) else None
-
-    def _joined(self, values: list[Tensor]) -> WeightShare:
-        count = len(self.weights)
-        return WeightShare(torch.cat(values[:count], dim=1), stacked(values[count:], self._layer.entry.out_features))
+        known = {p.name: value for p in self._parameters if (value := p.initial_at_once()) is not None}
+        return WeightShare.joined(self._layer.entry, known) if len(known) == len(self._parameters) else None
 
     def _preconditioners(self) -> Iterator[tuple[int, list[tuple[Preconditioned | None, ...]]]]:
         """Every chunk's first step and P's, the last chunk first."""
@@ -291,11 +287,6 @@ class LayerSweep:
                 least = p.amplified(s, limit)
                 rounded = rounded_entries(block, sizes, of_step, summed, columns, limit=limit, least=least)
             yield Preconditioned(of_step, rounded, summed.reshape(-1)[rounded])
-
-
-def stacked(rows: list[Float[Tensor, "width"]], width: int) -> Float[Tensor, "rows width"]:
-    """Rows as a matrix, which may have none."""
-    return torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.float64)
 
 
 def _double(factor: Factor) -> Factor:

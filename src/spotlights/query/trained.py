@@ -13,11 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spotlights.memory.format.manifest import LayerEntry
-from spotlights.memory.format.names import probed_entries
 from spotlights.memory.reader import MemoryReader
 from spotlights.memory.slots import plain
-from spotlights.query.forward import parameters_of, same
+from spotlights.query.forward import parameters_of, probed_after, same
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,8 @@ def trained_parameters(
 
     `own_final`: take the final weights as they are, also if they were changed after the last step.
     """
-    entry, names = reader.manifest.layers[layer], _names(reader.manifest.layers[layer])
+    entry = reader.manifest.layers[layer]
+    names = [*entry.weight_columns, *entry.bias_names]
     if model is not None:
         own = parameters_of(model, entry)
         return TrainedParameters("the model", {name: plain(own[name]).reshape(-1) for name in names}, {})
@@ -56,24 +55,18 @@ def trained_parameters(
         return TrainedParameters(
             "final weights", {name: reader.final[f"{layer}/{name}"].reshape(-1) for name in names}, {}
         )
-    kept = {name: probed_entries(reader.initial[f"{layer}/{name}"].numel()) for name in entry.trained}
+    probed = probed_after(reader, layer, until)
     parameters = {name: reader.initial[f"{layer}/{name}"].reshape(-1) for name in names}
-    for name, entries in kept.items():
-        logged = reader.log(layer).probed[name][until - 1 : until]
-        parameters[name] = logged[0] if until else parameters[name][entries]
-    return TrainedParameters(f"samples at step {until}", parameters, kept)
-
-
-def _names(entry: LayerEntry) -> list[str]:
-    return [*entry.weight_columns, *entry.bias_names]
+    parameters |= {name: entries for name, (_, entries) in probed.items()}
+    return TrainedParameters(f"samples at step {until}", parameters, {name: at for name, (at, _) in probed.items()})
 
 
 def moved_at_the_end(reader: MemoryReader, layer: str) -> bool:
     """Whether the final weights are not those of the last step: somebody changed them before the recording closed."""
-    final, log = reader.final, reader.log(layer)
+    final = reader.final
     if final is None or not reader.steps or reader.steps != reader.manifest.steps:
         return False
     return not all(
-        same(final[f"{layer}/{name}"].reshape(-1)[probed_entries(final[f"{layer}/{name}"].numel())], probed[-1])
-        for name, probed in log.probed.items()
+        same(final[f"{layer}/{name}"].reshape(-1)[place], entries)
+        for name, (place, entries) in probed_after(reader, layer, reader.steps).items()
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +19,9 @@ from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.coefficients import Coefficient, StepMatrices, StepNumbers, Unrolled
 from spotlights.query.columns import cells
 from spotlights.query.contraction import WeightShare
-from spotlights.query.engine import Progress, Turn, View
+from spotlights.query.engine import Progress, Threads, Turn, View
 from spotlights.query.measures import Score
 from spotlights.query.reducers import OutputReducer, WeightsReducer
-from spotlights.query.sweep import stacked
 from spotlights.query.trained import trained_parameters
 from spotlights.results.answers import Label
 from spotlights.sparse_rows import Numbers
@@ -31,29 +29,30 @@ from spotlights.sparse_rows import Numbers
 
 def slot_part(view: View, layer: str, *, selection: Selection | None = None) -> WeightShare:
     """What the view's slots (or another selection) add to a layer's weight and biases."""
-    return _summed(view, layer, view.unrolled(layer), selection).share
+    return _summed(view, layer, view.unrolled(layer), selection or view.selection).share
 
 
-def initial_part(view: View, layer: str, unrolled: Unrolled | None = None) -> WeightShare:
+def initial_part(view: View, layer: str, unrolled: Unrolled) -> WeightShare:
     """What is left of the initial weight and biases, and of the optimizer's state as recording began."""
-    unrolled = unrolled or view.unrolled(layer)
     if isinstance(unrolled, StepNumbers):
         return unrolled.initial
-    known, key = view.reader.layer(layer).known, ("initial", unrolled.until)
-    if key not in known:
+
+    def find() -> WeightShare:
         at_once = unrolled.sweep(view.reader, layer).initial_at_once()  # no sweep, where decay is the same everywhere
-        known[key] = at_once or _summed(view, layer, unrolled, ~Everything()).initial
-    return known[key]
+        initial = at_once or _summed(view, layer, unrolled, ~Everything()).initial
+        assert initial is not None, "the end of a sweep knows it"
+        return initial
+
+    return view.reader.layer(layer).once(("initial", unrolled.until), find)
 
 
-def rounding_part(view: View, layer: str, unrolled: Unrolled | None = None) -> WeightShare | None:
+def rounding_part(view: View, layer: str, unrolled: Unrolled) -> WeightShare | None:
     """The movement of weight and biases that no example taught; None if there is none.
 
     A gradient that is rounding alone can be added up again, but with other rounding. So the part is what the slots
     leave of the weights, at the entries where there was such a gradient; where the weights of that step are not known,
     what the recorded slots say.
     """
-    unrolled = unrolled or view.unrolled(layer)
     if isinstance(unrolled, StepNumbers):
         return None
     known, key = view.reader.layer(layer).known, ("rounding", unrolled.until)
@@ -73,29 +72,22 @@ def _as_it_was(view: View, layer: str, rounding: WeightShare, rest: WeightShare)
         part, other = parts[name].reshape(-1), others[name].reshape(-1)[at]
         part[at] = torch.where(part[at] != 0, truth.double() - other, 0.0)
         parts[name] = part.reshape(parts[name].shape)
-    weight = torch.cat([parts[name] for name in entry.weight_columns], dim=1)
-    return WeightShare(weight, stacked([parts[name] for name in entry.bias_names], entry.out_features))
+    return WeightShare.joined(entry, parts)
 
 
-def untaught_part(view: View, layer: str, unrolled: Unrolled | None = None) -> WeightShare:
+def untaught_part(view: View, layer: str) -> WeightShare:
     """What no slot adds: what is left of the initial weights, and rounding."""
+    unrolled = view.unrolled(layer)
     rounding = rounding_part(view, layer, unrolled)
     initial = initial_part(view, layer, unrolled)
     return initial if rounding is None else initial + rounding
 
 
-def view_part(view: View, layer: str) -> WeightShare:
-    """The weight and biases that the view's slots, the initial part and rounding make up."""
-    unrolled = view.unrolled(layer)
-    share = _summed(view, layer, unrolled, None).share
-    return share + untaught_part(view, layer, unrolled)
-
-
 def view_parameters(view: View, layer: str) -> dict[str, Tensor]:
-    """The parameters that the view's slots and the initial part make up, by name; in float64."""
+    """The parameters that the view's slots, the initial part and rounding make up, by name; in float64."""
     recorded = view.reader.layer(layer)
     view.reader.need_all_slots("Weights are made of")
-    part = view_part(view, layer)
+    part = slot_part(view, layer) + untaught_part(view, layer)
     return recorded.entry.split(part.weight, part.biases)
 
 
@@ -107,11 +99,11 @@ def slot_outputs(view: View, layer: str, queries: Numbers) -> Float[Tensor, "que
         return view.reduce(layer, reducer, Score(queries)).output
     # A slot has a matrix of its own, or a score for each group of channels: adding up the slots first is cheaper.
     key = view.until, view.selection
-    return recorded.last("slots", key, lambda: _summed(view, layer, unrolled, None).share).output(queries)
+    return recorded.last("slots", key, lambda: slot_part(view, layer)).output(queries)
 
 
-def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection | None) -> WeightsReducer:
-    reducer, selection = WeightsReducer(view.reader.layer(layer).entry), selection or view.selection
+def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection) -> WeightsReducer:
+    reducer = WeightsReducer(view.reader.layer(layer).entry)
     sums = view.reduce(layer, reducer, Coefficient(unrolled), selection=selection)
     if isinstance(unrolled, StepMatrices):
         assert sums.initial is not None
@@ -129,11 +121,6 @@ def _summed(view: View, layer: str, unrolled: Unrolled, selection: Selection | N
 
 _ALL = -1
 """Stands for all cells together."""
-
-
-def has_group_weights(view: View) -> bool:
-    """Whether every step has one coefficient for all its slots. Under Adam only a sweep finds the part of a group."""
-    return all(isinstance(view.unrolled(name), StepNumbers) for name in view.reader.layers)
 
 
 class GroupWeights:
@@ -158,12 +145,14 @@ class GroupWeights:
     def build(self, *, turn: Turn = nullcontext, progress: Progress = lambda share: None) -> None:
         """Passes over the memory once, taking a turn for each stretch of training."""
         done, stretches = 0, len(self._cells) * (len(self.edges) - 1)
-        view = replace(self._view, engine=self._view.engine.of_the_whole.in_background)
+        engine = self._view.engine.of_the_whole
+        # This is work for the background: it leaves the other cores alone, and never waits for them.
+        view = replace(self._view, engine=Threads(1) if isinstance(engine, Threads) else engine)
         for name, groups in self._cells.items():
             sums = WeightsReducer(view.reader.layer(name).entry, groups)
             coefficient = Coefficient(view.unrolled(name))
             for edge, (start, stop) in enumerate(itertools.pairwise(self.edges), start=1):
-                with turn(), _one_thread():
+                with turn():
                     sums.merge(view.reduce(name, sums, coefficient, selection=OneOf("step", range(start, stop))))
                     kept = self._kept[name][edge]
                     kept[:_ALL] = torch.cat([sums.weights, sums.biases.mT], dim=2)
@@ -178,24 +167,15 @@ class GroupWeights:
 
         `masked` is asked with the values of a cell's columns; `stretches` are pairs of edges, which do not overlap.
         """
-        last, values = len(self.edges) - 1, self._cells[layer].values
+        kept, values = self._kept[layer], self._cells[layer].values
         whole = [cell for cell in range(len(values)) if masked(values[cell])]
-        others = [cell for cell in range(len(values)) if not masked(values[cell])]
-
-        def terms(*signed: tuple[int, list[int]]) -> Counter[tuple[int, int]]:
-            signs = Counter({(cell, last): 1 for cell in whole})
-            for sign, some in signed:
-                for cell, (first, end) in itertools.product(some, stretches):
-                    signs[cell, end] += sign
-                    signs[cell, first] -= sign
-            return signs
-
-        plans = terms((1, others)), terms((1, [_ALL]), (-1, whole))
-        plan = min(plans, key=lambda signs: sum(sign != 0 for sign in signs.values()))
         total = torch.zeros_like(self.total(layer))
-        for (cell, edge), sign in plan.items():
-            if sign:
-                total.add_(self._kept[layer][edge, cell], alpha=sign)
+        for cell in whole:
+            total += kept[-1, cell]
+        for first, end in stretches:
+            total += kept[end, _ALL] - kept[first, _ALL]
+            for cell in whole:
+                total -= kept[end, cell] - kept[first, cell]
         return total
 
     def total(self, layer: str) -> Float[Tensor, "out_features in_features_and_biases"]:
@@ -220,14 +200,3 @@ def group_weight_bytes(view: View, count: int) -> int:
     """What one edge of training time takes on disk, with that many cells."""
     layers = view.reader.layers.values()
     return sum(math.prod(_scratch_shape(layer, count)) * layer.storage.compute_dtype.itemsize for layer in layers)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """This is work for the background: it leaves the other cores alone, and never waits for them."""
-    kept = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(kept)

@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.blocks import Everything, OneOf
+from spotlights.memory.blocks import OneOf
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.moments import KeyMoments, load_moments, save_moments
-from spotlights.query.distinct_keys import VisitedKeyMoments
+from spotlights.query.distinct_keys import KeysOfSlots, VisitedKeyMoments
 from spotlights.query.engine import Progress, Turn, View
 from spotlights.query.plan import Plan
-from spotlights.query.reducers import AllKeysReducer, KeyMomentsReducer
+from spotlights.query.reducers import KeyMomentsReducer
 from spotlights.sparse_rows import Numbers, SparseRows, dense
 
 STRETCHES = 48
@@ -102,8 +102,8 @@ def whitened_by_keys(
     """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
     _check_damping(damping)
     layer = view.reader.layer(name)
-    reducer = AllKeysReducer(layer.entry.in_features)
-    keys = layer.once("all keys", lambda: view.reduce(name, reducer, selection=Everything()).result())
+    every = KeysOfSlots(torch.arange(layer.slots))
+    keys = layer.once("all keys", lambda: view.values((name, every))[0].float())
     if bias:
         keys, wide = (torch.cat([vectors.float(), torch.ones(len(vectors), 1)], dim=1) for vectors in (keys, queries))
     else:
