@@ -238,6 +238,16 @@ class TestKeySums(ReducerContract):
         return reducer.sums, reducer.counts, torch.tensor([reducer.smallest])
 
 
+class TestKeyVisits(ReducerContract):
+    layer = "0"
+
+    def make(self) -> Reducer:
+        return reducers.KeyVisitsReducer(attention("0").recorded.distinct_keys, grouping("0", "label"))
+
+    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
+        return (reducer.visits,)
+
+
 class TestKeyMoments(ReducerContract):
     def make(self) -> Reducer:
         layer = attention(self.layer).recorded

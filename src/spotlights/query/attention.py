@@ -18,6 +18,7 @@ from spotlights.query import kronecker
 from spotlights.query.columns import Grouping
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.contributions import Contributions, rows_note
+from spotlights.query.distinct_keys import VisitedKeyTotals
 from spotlights.query.engine import Progress, View
 from spotlights.query.example_gradients import LayerQueries
 from spotlights.query.forecast import forecast
@@ -37,7 +38,7 @@ from spotlights.query.measured import AskTop, AskTotals, LayerMeasured, Question
 from spotlights.query.measures import Score
 from spotlights.query.passages import find_passages
 from spotlights.query.plan import Measure
-from spotlights.query.reducers import KeySumsReducer, LogSumReducer
+from spotlights.query.reducers import KeySumsReducer, KeyVisitsReducer, LogSumReducer
 from spotlights.results.answers import Totals
 from spotlights.results.forecasts import Forecast
 from spotlights.results.pages import table_page
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 KERNELS = ("dot", "cosine", "cosine-parts", "softmax")
 MANY_QUERIES, FEW_GROUPS = 16, 256
 """From that many queries on, and up to that many groups, it pays to add up the keys of each group first."""
+QUERIES_AT_ONCE = 512
 
 
 class Attention(LayerMeasured):
@@ -181,15 +183,21 @@ class Attention(LayerMeasured):
     ) -> tuple[Float[Tensor, "queries groups"], Int64[Tensor, "groups"]] | None:
         """Totals and numbers of slots without a score for each slot; None where each |score| is needed.
 
-        The sum of a group's scores is the product of the query with the sum of the group's keys. Where neither keys nor
-        queries are negative (a layer behind a ReLU), the same holds for |score|.
+        Where keys are stored once, each distinct key is scored once and counted as often as each group visited it.
+        Elsewhere the sum of a group's scores is the product of the query with the sum of the group's keys. Where
+        neither keys nor queries are negative (a layer behind a ReLU), the same holds for |score|.
         """
-        if absolute and float(self.queries.min()) < 0:
-            return None
-        keys = self.view.reduce(self.layer, KeySumsReducer(self.recorded.entry.in_features, groups))
-        if absolute and keys.smallest < 0:
-            return None
-        return linear_map(self.queries.double(), keys.sums), keys.counts
+        recorded = self.recorded
+        if not recorded.entry.indexed:
+            keys = self.view.reduce(self.layer, KeySumsReducer(recorded.entry.in_features, groups))
+            if absolute and min(keys.smallest, float(self.queries.min())) < 0:
+                return None
+            return linear_map(self.queries.double(), keys.sums), keys.counts
+        visits = self.view.reduce(self.layer, KeyVisitsReducer(recorded.distinct_keys, groups)).visits
+        queries = dense(self.queries).to(recorded.storage.compute_dtype)
+        some_at_once = queries.split(QUERIES_AT_ONCE)
+        totals = self.view.values(*((self.layer, VisitedKeyTotals(some, visits, absolute)) for some in some_at_once))
+        return torch.cat(totals), visits.sum(dim=1)
 
     def contributions(
         self, target: Target | None = None, *, unit: int | None = None, rows: bool = False

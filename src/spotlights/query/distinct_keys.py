@@ -1,4 +1,4 @@
-"""Moments of a layer's distinct keys, and the keys of some slots: values of whole layers, found by an engine."""
+"""Work on a layer's keys by their number, or by the slot: values of whole layers, so that an engine does the work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from torch import Tensor
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.plan import LayerValue
 from spotlights.query.reducers import add_moments
+from spotlights.sparse_rows import products
+
+
+@dataclass(frozen=True, eq=False)
+class VisitedKeyTotals(LayerValue):
+    """Σ score (or |score|) over each group's slots: each distinct key's, as often as the group visited it."""
+
+    queries: Float[Tensor, "queries in_features"]
+    visits: Int64[Tensor, "groups keys"]
+    absolute: bool
+
+    def value(self, reader: MemoryReader, layer: str) -> Float[Tensor, "queries groups"]:
+        counts = self.visits.to(self.queries.dtype)
+        totals = torch.zeros(len(self.queries), len(counts), dtype=torch.float64)
+        for keys in reader.layer(layer).key_table():
+            scores = keys.times_scale(products(self.queries, keys.rows))
+            totals += (scores.abs_() if self.absolute else scores) @ counts[:, keys.place].T
+        return totals
 
 
 @dataclass(frozen=True, eq=False)

@@ -351,6 +351,22 @@ class KeySumsReducer(Reducer):
 
 
 @dataclass(eq=False)
+class KeyVisitsReducer(Reducer):
+    """How often each group visited each distinct key, where keys are stored once."""
+
+    adds = ("visits",)
+    distinct_keys: int
+    grouping: Grouping
+
+    def start(self) -> None:
+        self.visits = torch.zeros(len(self.grouping), self.distinct_keys, dtype=torch.int64)
+
+    def update(self, block: Block, values: Any) -> None:
+        flat = self.grouping.codes(block) * self.distinct_keys + block.key_numbers()
+        self.visits += torch.bincount(flat, minlength=self.visits.numel()).view_as(self.visits)
+
+
+@dataclass(eq=False)
 class ErrorSizeReducer(Reducer):
     """Σ |c|·‖δ‖² over slots, with one c for each step; and the number of slots."""
 
