@@ -371,9 +371,8 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     found = []
     for matrices in (True, False):
         monkeypatch.setattr(sl.Contributions, "_matrices_are_cheaper", lambda *_, m=matrices, **__: m)
-        parts = [attention.contributions(1) for attention in spot.values()]
-        found.append([sl.Influence(parts, [torch.arange(4)] * len(parts), inputs=4), spot.influence(1)])
-        found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
+        asked = [*(attention.contributions(1) for attention in spot.values()), spot.influence(1)]
+        found.append([each.totals(column, bins=2 if column == "step" else None) for each in asked])
     for quick, slow in zip(*found, strict=True):
         assert quick.groups == slow.groups
         assert torch.equal(quick.counts, slow.counts)

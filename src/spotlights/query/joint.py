@@ -15,7 +15,7 @@ of `A Aᵀ` and `A F` is divided by its mean diagonal (`balance`): no layer coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,6 @@ from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.query import kronecker
 from spotlights.query.coefficients import unroll_plainly
-from spotlights.query.columns import Grouping
 from spotlights.query.engine import View
 from spotlights.query.example_gradients import Gram, LayerGradients, LayerQueries, VisitNumbers
 from spotlights.query.measured import LayerMeasured
@@ -223,25 +222,14 @@ class JointInfluence(LayerMeasured):
     ) -> None:
         super().__init__(view, recorded, solved)
         self._solved, self._joint, self._damping, self._networks = solved, joint, damping, networks
-        self._spread: Callable[[], Float[Tensor, "inputs"]] | None = None
 
     def __len__(self) -> int:
         return len(self._solved)
 
-    def with_spread(self, spread: Callable[[], Float[Tensor, "inputs"]]) -> JointInfluence:
-        """The same, scaled so that each input's values spread over the training examples as another estimate's do.
-
-        Args:
-            spread: the other estimate's; asked for when a value is needed.
-        """
-        return self._with(_spread=spread)
-
-    def _scaled(self) -> Float[Tensor, "inputs examples"]:
-        if self._spread is not None:
-            own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
-            self._solved = self._solved * torch.where(own > 0, self._spread() / own, 0.0)[:, None]
-            self._spread = None
-        return self._solved
+    def scaled_to(self, spread: Float[Tensor, "inputs"]) -> JointInfluence:
+        """The same, scaled so that each input's values spread over the training examples as another estimate's do."""
+        own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
+        return self._with(_solved=self._solved * torch.where(own > 0, spread / own, 0.0)[:, None])
 
     def in_unit(self, curvature: float) -> JointInfluence:
         """The same in the number's own unit, under a squared loss: with the mean error in the place of R.
@@ -281,14 +269,11 @@ class JointInfluence(LayerMeasured):
         )
 
     def measure(self, some: slice) -> Measure:
-        return JointValue(self._scaled()[some], self._joint.visits.taught)
+        return JointValue(self._solved[some], self._joint.visits.taught)
 
     def whole(self) -> JointInfluence:
         """Added up over all inputs."""
-        return self._with(_solved=self._scaled().sum(dim=0, keepdim=True))
-
-    def totals_by_input(self, groups: Grouping, owners: Tensor, inputs: int) -> None:
-        """None: asking slot by slot is quick."""
+        return self._with(_solved=self._solved.sum(dim=0, keepdim=True))
 
 
 @dataclass(frozen=True, eq=False)
