@@ -35,7 +35,7 @@ from spotlights.query.history_sweep import (
     Course,
     HistoryCourse,
 )
-from spotlights.query.measured import LayerMeasured, OverLayers, add_up
+from spotlights.query.measured import LayerMeasured, OverLayers, add_up, all_groups
 from spotlights.query.measures import Known
 from spotlights.query.plan import Measure
 from spotlights.query.reducers import TotalsReducer
@@ -305,19 +305,14 @@ class History(OverLayers, Printable):
 
     def _over_time(self, column: str, bins: int) -> tuple[list[Label], Float[Tensor, "numbers groups bins"]]:
         steps = Grouping("step", "int", [], np.arange(self.view.until), bins)
-        labels: dict[Label, int] = {}
-        of_layers = []
-        for part in self._parts:
-            groups = part.grouping(column)
-            reducer = TotalsReducer(len(self), Cells([groups, steps]))
-            filled = self.view.reduce(part.layer, reducer, part.measure(slice(0, len(self))))
-            of_layers.append((groups.labels, filled.sums.unflatten(1, (len(groups), bins))))
-            for label in groups.labels:
-                labels.setdefault(label, len(labels))
+        groups = [part.grouping(column) for part in self._parts]
+        labels, places = all_groups([own.labels for own in groups])
         sums = torch.zeros(len(self), len(labels), bins, dtype=torch.float64)
-        for own, filled in of_layers:
-            sums[:, [labels[label] for label in own]] += filled
-        return list(labels), sums
+        for part, own, where in zip(self._parts, groups, places, strict=True):
+            reducer = TotalsReducer(len(self), Cells([own, steps]))
+            filled = self.view.reduce(part.layer, reducer, part.measure(slice(0, len(self))))
+            sums[:, where] += filled.sums.unflatten(1, (len(own), bins))
+        return labels, sums
 
     def rows(self, query: int = 0) -> list[dict[str, Any]]:
         """The terms of one number's sum."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError, UnsupportedError
@@ -85,24 +85,18 @@ class VisitErrorsReducer(Reducer):
             if sums.shape[1]:
                 sums[errors.place] = rows
         pairs = torch.stack([examples[known], steps[known].long()], dim=1)
-        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        none = torch.zeros(len(visits), dtype=torch.float64)
-        self.visits_found.append(
-            (
-                visits,
-                none.index_add(0, owner, squares[known]),
-                none.new_zeros(len(visits), sums.shape[1]).index_add(0, owner, sums[known]),
-                none.index_add(0, owner, torch.ones_like(squares[known])),
-            )
-        )
+        rows = torch.ones_like(squares[known])
+        self.visits_found.append(_by_visit(pairs, squares[known], sums[known], rows))
 
     def result(self) -> tuple[Tensor, ...]:
         """The same for each visit once, sorted by example and step."""
-        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.visits_found, strict=True))
-        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        return visits, *(
-            amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts
-        )
+        return _by_visit(*(torch.cat(parts) for parts in zip(*self.visits_found, strict=True)))
+
+
+def _by_visit(pairs: Int64[Tensor, "rows 2"], *amounts: Tensor) -> tuple[Tensor, ...]:
+    """Each pair of an example and a step once, sorted, and the sums of its amounts."""
+    visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
+    return visits, *(amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,13 +152,13 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     if loss == "tokens":  # a schedule that ends at 0 must not weigh the last visits of examples
         taught = taught.mean().expand_as(taught)
     taught = taught * rho / rows
-    keys = places * steps + at
+    gradient = VisitNumbers(examples, places * steps + at, steps, weight)
     return JointVisits(
         loss,
-        VisitNumbers(examples, keys, steps, weight),
-        VisitNumbers(examples, keys, steps, taught),
+        gradient,
+        replace(gradient, numbers=taught),
         torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, taught * rows),
-        VisitNumbers(examples, keys, steps, rho / torch.bincount(places)[places] / rows),
+        replace(gradient, numbers=rho / torch.bincount(places)[places] / rows),
     )
 
 
@@ -326,8 +320,8 @@ def find_joint(
     """Passes over the memory for `A Aᵀ`; the last result is kept with the layer that answers."""
     if loss is not None and loss not in LOSSES:
         raise SettingError(f'loss="{loss}": there are {", ".join(LOSSES)}.')
-    known, key = view.reader.layer(answering).known, (view.until, tuple(layers), loss, balance, landmarks)
-    if known.get("joint", (None,))[0] != key:
+
+    def find() -> Joint:
         reason = unsupported_joint(view.reader)
         if reason is not None:
             raise UnsupportedError(f"There is no joint estimate from {view.reader.address}: {reason}.")
@@ -345,8 +339,10 @@ def find_joint(
             )
         examples, parts = len(visits.gradient.examples), list(gradients.values())
         gram = None if of_weights else Gram(parts, examples, balance=balance, landmarks=landmarks)
-        known["joint"] = key, Joint(view, answering, visits, gradients, gram)
-    return known["joint"][1]
+        return Joint(view, answering, visits, gradients, gram)
+
+    key = view.until, tuple(layers), loss, balance, landmarks
+    return view.reader.layer(answering).last("joint", key, find)
 
 
 def unsupported_joint(reader: MemoryReader) -> str | None:

@@ -149,7 +149,7 @@ class Masks:
             for parameter, value in self._parameters(layer, mask.in_layer(layer)).items():
                 name, part = parts[parameter]
                 own = part.of(by_name.setdefault(name, current[name].detach().clone()))
-                own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
+                own.copy_(entry.own(parameter, value).reshape(own.shape))
         return by_name
 
     def _parameters(self, layer: str, mask: Mask) -> dict[str, Tensor]:

@@ -329,21 +329,24 @@ class OverLayers(OfExamples):
 
 def add_up(of_layers: Sequence[Totals]) -> Totals:
     """The totals of several layers, which may know different groups, as one."""
-    labels: dict[Label, int] = {}
-    for totals in of_layers:
-        for label in totals.groups:
-            labels.setdefault(label, len(labels))
+    labels, places = all_groups([totals.groups for totals in of_layers])
     values = torch.zeros(len(of_layers[0]), len(labels), dtype=torch.float64)
     counts = torch.zeros(len(labels), dtype=torch.int64)
-    # Errors of a sample may be correlated between rows and layers: their sum is an upper bound.
+    # Errors of a sample may be correlated between layers: their sum is an upper bound.
     errors = None if any(totals.standard_errors is None for totals in of_layers) else torch.zeros_like(values)
-    for totals in of_layers:
-        where = torch.tensor([labels[label] for label in totals.groups], dtype=torch.int64)
+    for totals, where in zip(of_layers, places, strict=True):
         values[:, where] += totals.values
         if errors is not None and totals.standard_errors is not None:
             errors[:, where] += totals.standard_errors
         counts[where] = torch.maximum(counts[where], totals.counts)
-    return replace(of_layers[0], groups=list(labels), values=values, counts=counts, standard_errors=errors)
+    return replace(of_layers[0], groups=labels, values=values, counts=counts, standard_errors=errors)
+
+
+def all_groups(lists: Sequence[Sequence[Label]]) -> tuple[list[Label], list[Int64[Tensor, "_"]]]:
+    """The labels of several lists, each once; and for each list the places of its own."""
+    known: dict[Label, int] = {}
+    places = [torch.tensor([known.setdefault(label, len(known)) for label in own]).long() for own in lists]
+    return list(known), places
 
 
 # -- questions ------------------------------------------------------------------------------------

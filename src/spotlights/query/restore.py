@@ -32,7 +32,7 @@ def _seen(view: View, selections: Sequence[Selection]) -> Visits:
     for layer in view.reader.layers.values():
         for selection in selections:
             for step, example in cells(view, layer, ["step", "example"], selection).values:
-                if example is not None:
+                if isinstance(step, int) and isinstance(example, int):  # None: of no example
                     visits.setdefault(step, set()).add(example)
     return visits
 
@@ -96,11 +96,12 @@ def _read(
                 raise SettingError(f'The optimizer does not hold "{layer}.{name}", which the recorded one trained.')
             group = changed[number]
             (row,) = own_rule.read(reader.log(layer).rule[name][step : step + 1])
-            weights.append((part.value, _own(reader, layer, name, step, WEIGHTS)))
+            weights.append((part.value, entry.own(name, reader.state(layer, name, step, WEIGHTS))))
             for key in own_rule.states:
                 if key in reader.checkpoints(layer, name)[step]:
                     whole = state.setdefault(key, torch.zeros_like(part.parameter.detach()))
-                    part.of(whole).copy_(_own(reader, layer, name, step, key).reshape(part.value.shape))
+                    stored = entry.own(name, reader.state(layer, name, step, key))
+                    part.of(whole).copy_(stored.reshape(part.value.shape))
             if state and not own_rule.scalar:
                 state["step"] = torch.tensor(getattr(row, "step", 1.0 + step) - 1.0)  # some rules do not look at it
             options = row._asdict() | ({"betas": (row.beta1, row.beta2)} if hasattr(row, "beta1") else {})
@@ -114,9 +115,3 @@ def _read(
                     'given. A recording with keep="recipe" has all.'
                 )
     return weights, states, list(zip(optimizer.param_groups, changed, strict=True))
-
-
-def _own(reader: MemoryReader, layer: str, name: str, step: int, key: str) -> Tensor:
-    """Weights or state of a parameter at a checkpoint, in the parameter's own order."""
-    entry, kept = reader.manifest.layers[layer], reader.state(layer, name, step, key)
-    return entry.own(kept) if name in entry.weight_columns else kept

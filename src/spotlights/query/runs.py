@@ -16,8 +16,8 @@ from torch import nn
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.query.forward import Target
 from spotlights.query.influence import Influence
-from spotlights.query.measured import LayerMeasured, OfExamples, Question
-from spotlights.results.answers import Label, Top, Totals
+from spotlights.query.measured import LayerMeasured, OfExamples, Question, all_groups
+from spotlights.results.answers import Top, Totals
 
 if TYPE_CHECKING:
     from spotlights.api import Memory
@@ -90,16 +90,12 @@ class RunsInfluence(OfExamples):
 
 def mean_of(runs: Sequence[Totals]) -> Totals:
     """The mean of some totals, which may know different groups, with its standard error: NaN for what one run knows."""
-    places: dict[Label, int] = {}
-    for totals in runs:
-        for label in totals.groups:
-            places.setdefault(label, len(places))
-    values = torch.full((len(runs), len(runs[0]), len(places)), float("nan"), dtype=torch.float64)
-    counts = torch.zeros(len(places), dtype=torch.int64)
-    for run, totals in enumerate(runs):
-        where = torch.tensor([places[label] for label in totals.groups], dtype=torch.int64)
-        values[run][:, where] = totals.values
+    labels, places = all_groups([totals.groups for totals in runs])
+    values = torch.full((len(runs), len(runs[0]), len(labels)), float("nan"), dtype=torch.float64)
+    counts = torch.zeros(len(labels), dtype=torch.int64)
+    for of_run, totals, where in zip(values, runs, places, strict=True):
+        of_run[:, where] = totals.values
         counts[where] += totals.counts
     mean, known = values.nanmean(dim=0), (~values.isnan()).sum(dim=0)
     errors = (values - mean).square().nansum(dim=0) / (known - 1) / known
-    return replace(runs[0], groups=list(places), values=mean, counts=counts, standard_errors=errors.sqrt())
+    return replace(runs[0], groups=labels, values=mean, counts=counts, standard_errors=errors.sqrt())
