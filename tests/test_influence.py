@@ -12,7 +12,7 @@ import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
 from spotlights.memory.format.names import MOMENTS
 from spotlights.query import whitening
-from spotlights.query.whitening import key_moments
+from spotlights.query.whitening import divided, key_moments
 
 
 def damped(run: Run, layer: str, damping: float, bias: bool) -> Tensor:
@@ -183,6 +183,11 @@ def test_other_kernels_are_refused():
     run = mlp()
     with pytest.raises(sl.UnsupportedError, match="plain product"):
         run.memory.attend(run.model, run.queries, kernel="cosine")["4"].influence(target=1)
+
+
+def test_moments_that_are_no_numbers_are_an_error():
+    with pytest.raises(sl.UnsupportedError, match=r"has no inverse.*verify"):
+        divided(torch.ones(1, 2).double(), torch.full((2, 2), torch.inf).double(), damping=0.1)
 
 
 # -- moments, kept with the memory ------------------------------------------------------------
