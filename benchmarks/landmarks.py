@@ -13,7 +13,6 @@ import argparse
 import time
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 import spotlights as sl
@@ -32,8 +31,7 @@ def joint(data: Data, spot: sl.Spotlights, landmarks: int | None) -> tuple[Tenso
     answering = answering_layer(view.reader, [name for name, each in spot.items() if each.gives_output])
     started = time.perf_counter()
     found = find_joint(view, list(layers), answering, None, landmarks=landmarks)
-    influence = found.influence(view, layers, inputs=len(data.test), damping=None)
-    part = sl.Influence([influence], [torch.arange(len(data.test))], inputs=len(data.test))
+    part = sl.Influence([found.influence(view, [layers], damping=None)])
     seconds = time.perf_counter() - started
     return in_order(part.totals("example"), data), seconds
 

@@ -65,10 +65,11 @@ class Asked:
     def totals(self, queries: Tensor, ones: Tensor, directions: Tensor, *, preconditioned: bool = False) -> Tensor:
         view, recorded = self.attention.view, self.attention.recorded
         steps = (unroll if preconditioned else unroll_plainly)(view.reader, recorded.name, view.until)
-        asked = DirectedQueries(queries, directions, ones)
-        part = Contributions(view, recorded, asked, adds_up=False, unrolled=steps)
-        rows = self.attention.rows_of_inputs(margin_of(self.data))
-        return in_order(Influence([part], [rows.owners], inputs=rows.inputs).totals("example"), self.data)
+        of_inputs, inputs = self.attention.rows_of_inputs(margin_of(self.data)).by_input()
+        rows = of_inputs.rows
+        asked = DirectedQueries(queries[rows], directions[rows], ones[rows])
+        part = Contributions(view, recorded, asked, adds_up=False, unrolled=steps, inputs=inputs)
+        return in_order(Influence([part]).totals("example"), self.data)
 
     # -- the variants of one layer -----------------------------------------------------------
 

@@ -12,7 +12,7 @@ import spotlights as sl
 from memories import LAYERS, Run, brute_totals, mlp, sequence, twice, whole_numbers
 from spotlights.memory.format.names import MOMENTS
 from spotlights.query import whitening
-from spotlights.query.whitening import key_moments
+from spotlights.query.whitening import divided, key_moments
 
 
 def damped(run: Run, layer: str, damping: float, bias: bool) -> Tensor:
@@ -183,6 +183,11 @@ def test_other_kernels_are_refused():
     run = mlp()
     with pytest.raises(sl.UnsupportedError, match="plain product"):
         run.memory.attend(run.model, run.queries, kernel="cosine")["4"].influence(target=1)
+
+
+def test_moments_that_are_no_numbers_are_an_error():
+    with pytest.raises(sl.UnsupportedError, match=r"has no inverse.*verify"):
+        divided(torch.ones(1, 2).double(), torch.full((2, 2), torch.inf).double(), damping=0.1)
 
 
 # -- moments, kept with the memory ------------------------------------------------------------
@@ -371,9 +376,8 @@ def test_sums_over_rows_and_groups_are_the_same_in_either_order(
     found = []
     for matrices in (True, False):
         monkeypatch.setattr(sl.Contributions, "_matrices_are_cheaper", lambda *_, m=matrices, **__: m)
-        parts = [attention.contributions(1) for attention in spot.values()]
-        found.append([sl.Influence(parts, [torch.arange(4)] * len(parts), inputs=4), spot.influence(1)])
-        found[-1] = [each.totals(column, bins=2 if column == "step" else None) for each in found[-1]]
+        asked = [*(attention.contributions(1) for attention in spot.values()), spot.influence(1)]
+        found.append([each.totals(column, bins=2 if column == "step" else None) for each in asked])
     for quick, slow in zip(*found, strict=True):
         assert quick.groups == slow.groups
         assert torch.equal(quick.counts, slow.counts)

@@ -15,12 +15,9 @@ from spotlights.query import (
     Attention,
     columns,
     example_gradients,
-    history,
-    history_sweep,
     joint,
     kronecker,
     reducers,
-    restore,
     suspects,
 )
 from spotlights.query.coefficients import Coefficient, StepNumbers, unroll
@@ -271,14 +268,6 @@ class TestErrorSize(ReducerContract):
         return torch.tensor(reducer.sum), torch.tensor(reducer.count)
 
 
-class TestStepGroups(ReducerContract):
-    def make(self) -> Reducer:
-        return history.StepGroupsReducer(3, grouping("2", "label"), grouping("2", "step"))
-
-    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (reducer.sums,)
-
-
 class TestErrorSums(ReducerContract):
     def make(self) -> Reducer:
         factor = attention("2").view.reader.log("2").factor["weight"]
@@ -294,14 +283,6 @@ class TestCountByStep(ReducerContract):
 
     def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
         return (reducer.counts,)
-
-
-class TestVisits(ReducerContract):
-    def make(self) -> Reducer:
-        return restore.VisitsReducer()
-
-    def result(self, reducer: Any) -> tuple[torch.Tensor, ...]:
-        return (torch.tensor([(step, one) for step, seen in sorted(reducer.visits.items()) for one in sorted(seen)]),)
 
 
 class TestDistinct(ReducerContract):
@@ -398,7 +379,7 @@ class TestErrorMoments(ReducerContract):
 
 def test_every_reducer_keeps_the_contract():
     tested = {type(contract().make()) for contract in below(ReducerContract) if not contract.__abstractmethods__}
-    of_sweeps = {reducers.LastReducer, history_sweep.HistoryReducer}  # take the end of a sweep, which is one value
+    of_sweeps = {reducers.LastReducer}  # takes the end of a sweep, which is one value
     assert set(below(Reducer)) - of_sweeps <= tested, "write a contract test for the new reducer: one small class here"
 
 

@@ -63,8 +63,10 @@ class Missing:
     share: float | None
     """Of what training changed; None if that cannot be computed (a sample of the slots)."""
 
-    def __str__(self) -> str:
-        reasons = [
+    @property
+    def reasons(self) -> list[str]:
+        """What the step log says; empty if it has no reason why something should be missing."""
+        return [
             *([at_steps(NOT_EXPLAINED, self.unexplained)] if self.unexplained else []),
             *(at_steps(reason, steps) for reason, steps in self.moved.items()),
             *([f"{MOVED[1]} after the last step"] if self.moved_at_the_end else []),
@@ -72,6 +74,9 @@ class Missing:
             *([f"every step rounds the weights to {self.rounded}"] if self.rounded else []),
             *([f"gradients were computed in {self.computed}, and rounded"] if self.computed else []),
         ]
+
+    def __str__(self) -> str:
+        reasons = self.reasons
         if self.share is not None and self.share <= EXACT and reasons == [f"{MOVED[1]} after the last step"]:
             return f"{reasons[0]}; as of that step, nothing is missing"
         share = "an unknown share" if self.share is None else f"{self.share:.2g} (1 is all)"
@@ -86,10 +91,7 @@ def at_steps(what: str, steps: Sequence[int]) -> str:
 
 def has_gaps(reader: MemoryReader, layer: str, until: int) -> bool:
     """Whether the step log says that something may be missing. Reads the log alone."""
-    gaps = _gaps(reader, layer, until)
-    return bool(
-        gaps.unexplained or gaps.moved or gaps.moved_at_the_end or gaps.no_slots or gaps.rounded or gaps.computed
-    )
+    return bool(_gaps(reader, layer, until).reasons)
 
 
 def _gaps(reader: MemoryReader, layer: str, until: int) -> Missing:
@@ -112,9 +114,9 @@ def _gaps(reader: MemoryReader, layer: str, until: int) -> Missing:
 def missing(view: View, layer: str) -> Missing | None:
     """What is missing in a layer, as of the view's last step, if more is than rounding explains."""
     reader, until = view.reader, view.until
-    if not has_gaps(reader, layer, until):
-        return None
     gaps = _gaps(reader, layer, until)
+    if not gaps.reasons:
+        return None
     if reader.manifest.sample is not None or reader.manifest.fold is not None:
         return gaps
     whole = replace(view, selection=view.all_slots)

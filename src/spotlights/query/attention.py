@@ -247,15 +247,13 @@ class Attention(LayerMeasured):
                 contributions.
             balance: as for the influence over all layers.
         """
-        rows = self.rows_of_inputs(target)
-        part = self.layer_influence(rows, damping, balance=balance)
-        return Influence([part], [rows.owners], inputs=rows.inputs)
+        return Influence([self.layer_influence(self.rows_of_inputs(target), damping, balance=balance)])
 
     def layer_influence(self, asked: InputRows, damping: float | None, *, balance: bool) -> LayerInfluence:
         """This layer's share of an influence."""
         self._need_influence()
-        rows = len(asked.rows) / asked.inputs
-        options: dict[str, Any] = {"damping": damping, "rows": rows, "differs": self._differs, "balance": balance}
+        asked, inputs = asked.by_input()
+        options: dict[str, Any] = {"inputs": inputs, "damping": damping, "differs": self._differs, "balance": balance}
         return LayerInfluence(self.view, self.recorded, self.queries[asked.rows], asked.directions, **options)
 
     def _need_influence(self) -> None:
@@ -359,8 +357,6 @@ class Spotlights(dict[str, Attention]):
             estimated, left_out = self._named(layers), []
         attentions = [self[name] for name in estimated]
         asked = {attention.layer: attention.rows_of_inputs(target) for attention in attentions}
-        inputs = max((rows.inputs for rows in asked.values()), default=0)
-        owners = [rows.owners for rows in asked.values()]
         joint, too_large = None, False
         if rule != "whitened" and attentions:
             try:
@@ -371,15 +367,14 @@ class Spotlights(dict[str, Attention]):
                 too_large = isinstance(error, TooLargeError)
         if joint is not None and (rule == "joint" or (rule is None and joint.loss != "classes")):
             left_out += [name for name in estimated if name not in joint.layers]
-            return Influence([joint], [torch.arange(inputs)], inputs=inputs, left_out=left_out)
+            return Influence([joint], left_out=left_out)
         parts = [
             attention.layer_influence(asked[attention.layer], damping, balance=balance) for attention in attentions
         ]
-        whitened = Influence(parts, owners, inputs=inputs, left_out=left_out, too_large=too_large)
+        whitened = Influence(parts, left_out=left_out, too_large=too_large)
         if joint is None:
             return whitened
-        both = [*parts, joint.with_spread(whitened.spread)]
-        return Influence(both, [*owners, torch.arange(inputs)], inputs=inputs, left_out=left_out)
+        return Influence([*parts, joint.scaled_to(whitened.spread())], left_out=left_out)
 
     def _named(self, layers: str | Sequence[str]) -> list[str]:
         patterns = [layers] if isinstance(layers, str) else list(layers)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
 from spotlights.errors import SettingError
-from spotlights.memory.blocks import Block, Everything
+from spotlights.memory.blocks import Block, Everything, Selection
 from spotlights.memory.format.columns import FIRST_STEP, LAST_STEP, MISSING_INT, MISSING_STRING, VISITS
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.engine import View
@@ -90,10 +90,7 @@ class Grouping:
 
     def counts(self, block: Block) -> Int64[Tensor, "groups"]:
         """How many slots of the block each group has; in a folded memory, how many visits were added up in them."""
-        codes = self.codes(block)
-        if not block.layer.folded:
-            return torch.bincount(codes, minlength=len(self))
-        return torch.bincount(codes, block.column(VISITS).double(), minlength=len(self)).long()
+        return _counts(self.codes(block), len(self), block)
 
     def members(self, block: Block) -> list[Int64[Tensor, "rows"]]:
         """For each group its rows of the block, in order."""
@@ -127,6 +124,10 @@ class Cells:
             codes = codes * len(grouping) + grouping.codes(block)
         return codes if self._present is None else torch.searchsorted(self._present, codes)
 
+    def counts(self, block: Block) -> Int64[Tensor, "cells"]:
+        """As those of a grouping."""
+        return _counts(self.codes(block), len(self), block)
+
     @property
     def values(self) -> list[tuple[Label, ...]]:
         """For each cell the value of each column."""
@@ -137,6 +138,11 @@ class Cells:
         places = np.unravel_index(present.numpy(), sizes)
         labels = [grouping.labels for grouping in self._groupings]
         return list(zip(*([names[i] for i in place] for names, place in zip(labels, places, strict=True)), strict=True))
+
+
+def _counts(codes: Int64[Tensor, "rows"], groups: int, block: Block) -> Int64[Tensor, "groups"]:
+    visits = block.column(VISITS).double() if block.layer.folded else None
+    return torch.bincount(codes, visits, minlength=groups).long()
 
 
 def _is_missing(column: Shaped[Tensor, "rows"]) -> Bool[Tensor, "rows"]:
@@ -235,10 +241,10 @@ def grouping(view: View, layer: LayerReader, column: str, bins: int | None = Non
     return layer.once(("grouping", column, bins), find)
 
 
-def cells(view: View, layer: LayerReader, columns: Sequence[str]) -> Cells:
-    """The combinations of columns' values that a layer's slots have."""
+def cells(view: View, layer: LayerReader, columns: Sequence[str], selection: Selection | None = None) -> Cells:
+    """The combinations of columns' values that a layer's slots have: all slots, or those of a selection."""
     possible = Cells([grouping(view, layer, column) for column in columns])
-    present, _ = view.reduce(layer.name, DistinctReducer(possible), selection=Everything()).result()
+    present, _ = view.reduce(layer.name, DistinctReducer(possible), selection=selection or Everything()).result()
     return Cells([grouping(view, layer, column) for column in columns], torch.from_numpy(present))
 
 

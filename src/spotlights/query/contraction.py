@@ -491,18 +491,19 @@ def group_products(
     weights: Float[Tensor, "groups out_features in_group"],
     biases: Float[Tensor, "groups out_features"],
     asked: DirectedQueries,
-    owners: Int64[Tensor, "queries"],
-    *,
-    inputs: int,
+    inputs: Sequence[int],
 ) -> Float[Tensor, "inputs groups"]:
-    """What each group of slots, given as its part of the weights, adds to each input; in float64."""
+    """What each group of slots, given as its part of the weights, adds to each input; in float64.
+
+    `inputs`: how many queries each input has, one input's behind the other's.
+    """
     channel_groups = asked.queries.shape[1] // weights.shape[2]
     flat = weights.flatten(1)
-    rows_of = owners.argsort(stable=True).split(torch.bincount(owners, minlength=inputs).tolist())
-    totals = torch.empty(inputs, len(biases), dtype=torch.float64)
+    rows_of = list(itertools.starmap(slice, itertools.pairwise(itertools.accumulate(inputs, initial=0))))
+    totals = torch.empty(len(inputs), len(biases), dtype=torch.float64)
     at_once = max(1, _INPUTS_BYTES // (8 * flat.shape[1]))
     queries, directions, ones = asked.queries, asked.directions, asked.ones
-    for start in range(0, inputs, at_once):
+    for start in range(0, len(inputs), at_once):
         some = rows_of[start : start + at_once]
         outer = [outer_sum(directions[r].double(), queries[r].double(), channel_groups) for r in some]
         of_bias = torch.stack([ones[r].double() @ directions[r].double() for r in some])

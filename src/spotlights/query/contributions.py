@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.memory.blocks import Block, Piece
@@ -18,14 +18,13 @@ from spotlights.memory.layer_reader import ROWS, LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.query.accounts import Missing, missing
 from spotlights.query.coefficients import Coefficient, StepMatrices, Unrolled
-from spotlights.query.columns import Grouping
 from spotlights.query.contraction import Contraction, DirectedQueries, Factors, StepNumbers, WeightShare, group_products
 from spotlights.query.engine import View
-from spotlights.query.measured import LayerMeasured
+from spotlights.query.measured import AskTotals, LayerMeasured
 from spotlights.query.plan import BlockValues, Measure, Sweep
 from spotlights.query.reducers import WeightsReducer
 from spotlights.query.weights import initial_part, rounding_part
-from spotlights.results.answers import kappa
+from spotlights.results.answers import Totals, kappa
 
 GROUP_WEIGHTS_BYTES = 1 << 30
 """What the matrices of all groups may take."""
@@ -205,28 +204,26 @@ class Contributions(LayerMeasured):
         part = rounding_part(self.view, self.layer, self._unrolled)
         return torch.zeros_like(self.initial) if part is None else self._through(part)
 
-    def totals_by_input(
-        self, groups: Grouping, owners: Int64[Tensor, "queries"], inputs: int
-    ) -> tuple[Float[Tensor, "inputs groups"], Int64[Tensor, "groups"]] | None:
-        """Sums over the slots of each group and the rows of each input; None where asking slot by slot is cheaper.
-
-        A convolution has hundreds of rows for each input and hundreds of slots for each example, but a small matrix.
-        There it is cheaper to add up each group's slots, and each input's rows, first.
-        """
-        if self._kept is not None or self.sample is not None:  # standard errors need the values of single slots
-            return None
-        if not self._matrices_are_cheaper(inputs=inputs, groups=len(groups)):
-            return None
+    def totals(self, column: str, *, absolute: bool = False, bins: int | None = None) -> Totals:
+        question, groups = AskTotals(column, absolute, bins), self.grouping(column, bins)
+        by_slot = absolute or self._magnitudes or self._kept is not None or self.sample is not None
+        if by_slot or not self._matrices_are_cheaper(len(groups)):
+            return self.ask(question)[0]
         reducer = WeightsReducer(self.recorded.entry, groups)
         sums = self.view.reduce(self.layer, reducer, Coefficient(self._unrolled))
-        if self._inputs is not None:
-            owners = owners.repeat_interleave(torch.tensor(self._inputs))
-        totals = group_products(sums.weights, sums.biases.sum(dim=1), self._asked, owners, inputs=inputs)
-        return totals, sums.counts
+        inputs = (1,) * len(self) if self._inputs is None else self._inputs
+        totals = group_products(sums.weights, sums.biases.sum(dim=1), self._asked, inputs)
+        return question.totals(self, totals, sums.counts)
 
-    def _matrices_are_cheaper(self, *, inputs: int, groups: int) -> bool:
-        """Counts multiplications; also whether the matrices of all groups fit in memory."""
-        layer, entry, queries = self.recorded, self.recorded.entry, len(self._asked)
+    totals.__doc__ = LayerMeasured.totals.__doc__
+
+    def _matrices_are_cheaper(self, groups: int) -> bool:
+        """Whether to add up each group's slots and each input's rows first, and to have no value for each slot.
+
+        A convolution has hundreds of rows for each input and hundreds of slots for each example, but a small matrix.
+        Counts multiplications; also whether the matrices of all groups fit in memory.
+        """
+        layer, entry, inputs, queries = self.recorded, self.recorded.entry, len(self), len(self._asked)
         size = math.prod(entry.matrix_shape) + entry.out_features
         if groups * size * 8 > GROUP_WEIGHTS_BYTES:
             return False
@@ -236,7 +233,8 @@ class Contributions(LayerMeasured):
             stretches = -(-layer.slots // ROWS)
             pairs = layer.slots * entry.out_features + layer.distinct_keys * entry.in_features
         sums = min(layer.slots * inputs / max(queries, 1), stretches * groups)  # of an example's rows, or of a group
-        return (layer.slots + inputs * groups + queries) * size + sums * _GROUP_COST < queries * pairs
+        by_group = (layer.slots + inputs * groups + queries) * size + sums * _GROUP_COST
+        return by_group < min(queries * pairs, inputs * layer.slots * size)
 
     def __repr__(self) -> str:
         kind = "first order" if self.first_order else "exact" if self.exact else "not exact"
@@ -250,8 +248,3 @@ def rows_note(rows: Sequence[int]) -> str | None:
     few, many = min(rows, default=0), max(rows, default=0)
     how_many = f"{many:,}" if few == many else f"{few:,} to {many:,}"
     return f"added up over the {how_many} rows of the input" if many > 1 else None
-
-
-def one_input(queries: int) -> Int64[Tensor, "queries"]:
-    """All queries belong to the same input."""
-    return torch.zeros(queries, dtype=torch.int64)

@@ -21,6 +21,7 @@ from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.contraction import DirectedQueries
 from spotlights.query.engine import View
 from spotlights.query.reducers import Reducer
+from spotlights.query.whitening import with_one
 from spotlights.sparse_rows import dense
 
 EXACT, LANDMARKS = 10_000, 2_000
@@ -78,7 +79,7 @@ class ExampleGradientsReducer(Reducer):
             weighted = dense(errors.rows)[:, self.units].to(self.dtype) * scale[:, None].to(self.dtype)
             used = (scale != 0).nonzero().flatten()
             order = used[owners[used].argsort(stable=True)]
-            self._add(owners[order], weighted[order], _with_one(rows[order], bias=self.bias))
+            self._add(owners[order], weighted[order], with_one(rows[order], bias=self.bias))
 
     def _add(self, owners: Tensor, errors: Tensor, keys: Tensor) -> None:
         """Rows sorted by their examples: those of an example side by side, then one product for each example."""
@@ -93,10 +94,6 @@ class ExampleGradientsReducer(Reducer):
             rows = torch.where(inside, starts[some, None] + place, 0)
             left = torch.where(inside[..., None], errors[rows], 0.0)
             self.sums.index_add_(0, examples[some], left.transpose(1, 2) @ keys[rows])
-
-
-def _with_one(keys: Float[Tensor, "rows features"], *, bias: bool) -> Tensor:
-    return torch.cat([keys, keys.new_ones(len(keys), 1)], dim=1) if bias else keys
 
 
 @dataclass(eq=False)
@@ -212,7 +209,7 @@ class LayerGradients:
         out_features = self._recorded.entry.out_features
         errors = self._reduce(KeyErrorsReducer(self._visits, distinct, pairs, out_features, self._dtype)).sums
         keys = dense(self._recorded.keys_numbered(pairs % distinct)).to(self._dtype)
-        return pairs // distinct, errors, _with_one(keys, bias=self._bias)
+        return pairs // distinct, errors, with_one(keys, bias=self._bias)
 
     def gram(
         self, landmarks: Int64[Tensor, "landmarks"], *, balance: bool

@@ -165,7 +165,7 @@ def _identity(reader: MemoryReader) -> list[str]:
 
 
 def _in_unit(joint: JointInfluence, curvature: float) -> Influence:
-    return Influence([joint.in_unit(curvature)], [torch.arange(len(joint))], inputs=len(joint))
+    return Influence([joint.in_unit(curvature)])
 
 
 def _seeds(spot: Spotlights, target: Target, joint: JointInfluence) -> Float[Tensor, "inputs"]:

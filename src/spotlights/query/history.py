@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from spotlights.errors import SettingError, UnsupportedError
-from spotlights.memory.blocks import Block, OneOf
+from spotlights.memory.blocks import OneOf
 from spotlights.query.coefficients import rule_of
-from spotlights.query.columns import Grouping, few_groups, top_groups
+from spotlights.query.columns import Cells, Grouping, few_groups, top_groups
 from spotlights.query.engine import Progress, View
 from spotlights.query.forward import Target
 from spotlights.query.history_sweep import (
@@ -33,13 +33,12 @@ from spotlights.query.history_sweep import (
     ROUNDING,
     UNEXPLAINED,
     Course,
-    HistoryReducer,
-    SlotHistory,
+    HistoryCourse,
 )
-from spotlights.query.measured import LayerMeasured, OverLayers, add_up
+from spotlights.query.measured import LayerMeasured, OverLayers, add_up, all_groups
 from spotlights.query.measures import Known
-from spotlights.query.plan import Measure, Plan
-from spotlights.query.reducers import Reducer
+from spotlights.query.plan import Measure
+from spotlights.query.reducers import TotalsReducer
 from spotlights.results.answers import Label, Totals, check_query
 from spotlights.results.histories import Curve, Forgetting, Lost, Rest
 from spotlights.results.tables import Printable, build, frame
@@ -83,11 +82,9 @@ def find_history(asked: AskedNetwork, target: Targets, progress: Progress) -> Hi
     if not targets:
         raise SettingError("target={}: give at least one number of interest.")
     first = next(iter(reader.layers))
-    measure = SlotHistory(asked.model, asked.inputs, targets, view.until, progress)
-    ((filled,),) = view.run(Plan(first, view.selection, (HistoryReducer(),), measure))
-    assert isinstance(filled, HistoryReducer)
-    assert filled.course is not None
-    return History(view, targets, filled, filled.course)
+    sweep = HistoryCourse(asked.model, asked.inputs, targets, view.selection, view.until, progress)
+    (course,) = view.values((first, sweep))
+    return History(view, targets, course)
 
 
 class History(OverLayers, Printable):
@@ -99,20 +96,13 @@ class History(OverLayers, Printable):
     what = "history"
     signed = True
 
-    def __init__(
-        self,
-        view: View,
-        targets: Mapping[str, Target],
-        values: HistoryReducer,
-        course: Course,
-    ) -> None:
+    def __init__(self, view: View, targets: Mapping[str, Target], course: Course) -> None:
         self.view = view
         self._targets = targets
-        self._values = values
         self._course = course
-        parts = [_LayerHistory(view, name, values.values[name]) for name in view.reader.layers if name in values.values]
-        if course.carrier in values.carried:
-            parts.append(_LayerHistory(view, course.carrier, values.carried[course.carrier], UNKNOWN))
+        parts = [_LayerHistory(view, name, course.slots[name]) for name in view.reader.layers if name in course.slots]
+        if course.carrier is not None and course.carried is not None:
+            parts.append(_LayerHistory(view, course.carrier, course.carried, UNKNOWN))
         super().__init__(parts)
         self._parts: Sequence[_LayerHistory] = parts
 
@@ -230,7 +220,7 @@ class History(OverLayers, Printable):
 
     def during(self, steps: range) -> History:
         """The same history with the slots of some steps alone: who added what meanwhile."""
-        return History(self.view.where(OneOf("step", steps)), self._targets, self._values, self._course)
+        return History(self.view.where(OneOf("step", steps)), self._targets, self._course)
 
     def forgetting(self, k: int = 3, *, longest: int = 5) -> Forgetting:
         """The steps at which a right answer was lost, and the k examples that took most of it.
@@ -315,19 +305,14 @@ class History(OverLayers, Printable):
 
     def _over_time(self, column: str, bins: int) -> tuple[list[Label], Float[Tensor, "numbers groups bins"]]:
         steps = Grouping("step", "int", [], np.arange(self.view.until), bins)
-        labels: dict[Label, int] = {}
-        of_layers = []
-        for part in self._parts:
-            groups = part.grouping(column)
-            reducer = StepGroupsReducer(len(self), groups, steps)
-            filled = self.view.reduce(part.layer, reducer, part.measure(slice(0, len(self))))
-            of_layers.append((groups.labels, filled.sums))
-            for label in groups.labels:
-                labels.setdefault(label, len(labels))
+        groups = [part.grouping(column) for part in self._parts]
+        labels, places = all_groups([own.labels for own in groups])
         sums = torch.zeros(len(self), len(labels), bins, dtype=torch.float64)
-        for own, filled in of_layers:
-            sums[:, [labels[label] for label in own]] += filled
-        return list(labels), sums
+        for part, own, where in zip(self._parts, groups, places, strict=True):
+            reducer = TotalsReducer(len(self), Cells([own, steps]))
+            filled = self.view.reduce(part.layer, reducer, part.measure(slice(0, len(self))))
+            sums[:, where] += filled.sums.unflatten(1, (len(own), bins))
+        return labels, sums
 
     def rows(self, query: int = 0) -> list[dict[str, Any]]:
         """The terms of one number's sum."""
@@ -384,10 +369,10 @@ class History(OverLayers, Printable):
 
     def within(self, memory: Memory) -> History:
         """The same history, asked about the slots of another view; all others are part of the rest."""
-        history = History(memory.view, self._targets, self._values, self._course)
+        history = History(memory.view, self._targets, self._course)
         others = self._course.shares.get(OUTSIDE, torch.zeros_like(self.initial)) + self.total() - history.total()
         shares = {**self._course.shares, OUTSIDE: others}
-        return History(memory.view, self._targets, self._values, replace(self._course, shares=shares))
+        return History(memory.view, self._targets, replace(self._course, shares=shares))
 
 
 class _LayerHistory(LayerMeasured):
@@ -414,23 +399,6 @@ class _LayerHistory(LayerMeasured):
     def sum_of_all(self, *, absolute: bool = False) -> Float[Tensor, "numbers"]:
         """Over the slots of the view."""
         return self.totals("step", absolute=absolute, bins=1).values.sum(dim=1)
-
-
-@dataclass(eq=False)
-class StepGroupsReducer(Reducer):
-    """Sums per number, group and range of steps, in float64."""
-
-    numbers: int
-    groups: Grouping
-    steps: Grouping
-    adds = ("sums",)
-
-    def start(self) -> None:
-        self.sums = torch.zeros(self.numbers, len(self.groups), len(self.steps), dtype=torch.float64)
-
-    def update(self, block: Block, values: Float[Tensor, "numbers rows"]) -> None:
-        cells = self.groups.codes(block) * len(self.steps) + self.steps.codes(block)
-        self.sums.flatten(1).index_add_(1, cells, values.double())
 
 
 def _losses(

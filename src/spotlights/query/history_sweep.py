@@ -7,7 +7,7 @@ later steps. What weight decay, the optimizer's first momentum and running stati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from spotlights import interrupts
 from spotlights.dual_form import DiscreteGradient, PathAdjoint, Scaled, discrete_gradient_share, dot, linear_map
 from spotlights.errors import TooLargeError
 from spotlights.memory.blocks import Block, Everything, Selection, StepBlocks, as_of
@@ -25,8 +26,7 @@ from spotlights.query.engine import Progress
 from spotlights.query.example_shares import ExampleShares
 from spotlights.query.forward import Target
 from spotlights.query.measured import MAX_VALUES_BYTES
-from spotlights.query.plan import Measure, Sweep
-from spotlights.query.reducers import Reducer
+from spotlights.query.plan import LayerValue
 from spotlights.query.replica import Place, Replica
 from spotlights.query.trajectory import Move, Trajectory
 from spotlights.sparse_rows import Numbers, SparseRows, dense, products
@@ -42,12 +42,18 @@ _SAME_MODEL = 0.1
 
 @dataclass(eq=False)
 class Course:
-    """What a sweep finds beside the values of slots: how the numbers changed, and through what."""
+    """What a sweep finds: how the numbers changed, and through what."""
 
     curve: Float[Tensor, "numbers steps_and_one"]
     """The numbers before the first step, and after every step."""
     said: Int64[Tensor, "inputs steps_and_one"] | None
     """The largest output, where outputs are classes."""
+    slots: dict[str, Float[Tensor, "numbers _"]] = field(default_factory=dict)
+    """By layer, what each of its slots added, by the number of the slot; 0 for slots outside the view."""
+    carrier: str | None = None
+    """The layer at whose slots the shares of examples in parameters without an adapter are; and"""
+    carried: Float[Tensor, "numbers _"] | None = None
+    """these shares (`ExampleShares`)."""
     shares: dict[str, Float[Tensor, "numbers"]] = field(default_factory=dict)
     """What was added by no slot of the view, by name."""
     missed: Float[Tensor, "numbers"] | float = 0.0
@@ -56,9 +62,6 @@ class Course:
     """The relative difference between the rebuilt weights at the end and those of the model."""
     answer: Float[Tensor, "numbers"] | None = None
     """The numbers that the model itself has; None if the view ends before training did."""
-
-    carrier: str | None = None
-    """The layer at whose slots the shares of examples in parameters without an adapter are."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the numbers must know."""
 
@@ -73,16 +76,16 @@ class Course:
 
 
 @dataclass(frozen=True, eq=False)
-class SlotHistory(Measure):
-    """What each slot of any layer added to the numbers of interest: values of shape (numbers, rows).
+class HistoryCourse(LayerValue):
+    """What each slot of any layer added to the numbers of interest.
 
-    The plan names one layer, but the sweep passes over all of them; `HistoryReducer` tells them apart by the blocks.
-    The last block is empty, and its value is the `Course`.
+    Goes over all steps of all layers together, back in time, whatever the layer that is asked about.
     """
 
     model: nn.Module
     inputs: Any
     targets: Mapping[str, Target]
+    selection: Selection
     until: int
     progress: Progress | None = None
     """Is told by a sweep in this process; elsewhere there is nobody to tell."""
@@ -90,53 +93,15 @@ class SlotHistory(Measure):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "progress": None}
 
-    def bind(self, reader: MemoryReader, layer: str) -> Sweep:
-        def blocks(selection: Selection) -> Iterator[tuple[Block, Any]]:
-            with torch.inference_mode(False):
-                yield from _Backwards(reader, self, selection).blocks()
-
-        return Sweep(blocks)
-
-
-@dataclass(frozen=True, eq=False)
-class Carried:
-    """Shares of examples in parameters without an adapter (`ExampleShares`)."""
-
-    shares: Float[Tensor, "numbers rows"]
-
-
-@dataclass(eq=False)
-class HistoryReducer(Reducer):
-    """The value of every slot of every layer, by the number of the slot; 0 for slots that do not come."""
-
-    def start(self) -> None:
-        self.values: dict[str, Float[Tensor, "numbers _"]] = {}
-        self.carried: dict[str, Float[Tensor, "numbers _"]] = {}
-        """What is put to a layer's slots, and went through parameters without an adapter."""
-        self.course: Course | None = None
-
-    def update(self, block: Block, values: Any) -> None:
-        if isinstance(values, Course):
-            self.course = values
-            return
-        layer, of = block.layer, self.values
-        if isinstance(values, Carried):
-            values, of = values.shares, self.carried
-        if layer.name not in of:
-            of[layer.name] = values.new_zeros(len(values), layer.slots)
-        of[layer.name].index_copy_(1, block.slots, values)
-
-    def merge(self, other: Any) -> None:
-        self.course = self.course or other.course
-        for own, more in ((self.values, other.values), (self.carried, other.carried)):
-            for layer, values in more.items():
-                own[layer] = values + own.get(layer, 0.0)
+    def value(self, reader: MemoryReader, layer: str) -> Course:
+        with torch.inference_mode(False):
+            return _Backwards(reader, self).course()
 
 
 class _Backwards:
     """The numbers and their adjoints, from the last step to the first."""
 
-    def __init__(self, reader: MemoryReader, asked: SlotHistory, selection: Selection) -> None:
+    def __init__(self, reader: MemoryReader, asked: HistoryCourse) -> None:
         self._asked = asked
         self._until = until = asked.until
         self._trajectory = Trajectory(reader, rule_of(reader), until)
@@ -144,13 +109,12 @@ class _Backwards:
         self._statistics = reader.statistics
         places = [(path.layer, path.name) for path in self._paths]
         self._replica = Replica(asked.model, asked.inputs, reader.manifest.layers, places, asked.targets)
-        self._layers = [_LayerValues(reader, name, selection, places, until) for name in reader.layers]
+        self._layers = [_LayerValues(reader, name, asked.selection, places, until) for name in reader.layers]
         self._change, self._middle = (
             [torch.empty(path.shape, dtype=path.dtype) for path in self._paths] for _ in range(2)
         )
         _check_size(reader, self._replica.count)
         self._examples = ExampleShares(reader, places)
-        self._selection = selection
         self._adjoints = [[PathAdjoint() for _ in self._paths] for _ in range(self._replica.count)]
         curve = torch.empty(self._replica.count, until + 1, dtype=torch.float64)
         said = None if self._replica.said is None else torch.empty(len(self._replica.said), until + 1).long()
@@ -168,7 +132,7 @@ class _Backwards:
             for s in unexplained_steps(log.residual[:until], reader.manifest.layers[name])
         }
 
-    def blocks(self) -> Iterator[tuple[Block, Any]]:
+    def course(self) -> Course:
         course, replica = self._course, self._replica
         trained = replica.weights()
         if self._whole:
@@ -176,38 +140,42 @@ class _Backwards:
         if not self._until:
             self._look(0, [path.start.to(path.dtype) for path in self._paths])
         for done, move in enumerate(self._trajectory.backwards(), start=1):
+            interrupts.check()
             if done == 1:
                 end = [moved.after for moved in move.parameters]
                 course.drift = _relative_difference(end, trained) if self._whole else 0.0
                 self._look(self._until, end)
             factors = self._back(move)
-            by_example = self._examples.of(move, factors)
-            of_examples = {} if by_example is None else by_example[2]
+            of_examples = self._add_examples(move, factors)
             for layer in self._layers:
-                yield from layer.blocks(move, factors, course, of_examples.get(layer.recorded.name))
-            if by_example is not None:
-                block, shares, _ = by_example
-                mask = self._selection.mask(block.column, len(block)) if len(block) else None
-                chosen = shares if mask is None else shares * mask
-                if mask is not None:
-                    course.add(OUTSIDE, (shares - chosen).sum(dim=1))
-                yield block, Carried(chosen)
+                layer.add(move, factors, course, of_examples.get(layer.recorded.name))
             if self._asked.progress is not None:
                 self._asked.progress(done / self._until)
         for number, adjoints in enumerate(self._adjoints):
             for path, adjoint in zip(self._paths, adjoints, strict=True):
                 if path.first_moment is not None and adjoint.to_moment is not None:
-                    share = torch.zeros(len(self._adjoints), dtype=torch.float64)
                     moment = path.first_moment.to(path.dtype)
-                    share[number] = adjoint.to_moment.number * dot(adjoint.to_moment.tensor, moment)
-                    course.add(MOMENTUM, share)
+                    course.add_to(MOMENTUM, number, adjoint.to_moment.number * dot(adjoint.to_moment.tensor, moment))
         if course.answer is not None:
             course.add(self._reason_of_drift(), course.answer - course.curve[:, -1])
-        if self._examples.carrier is not None:
-            course.carrier = self._examples.carrier.name
-        elif self._examples.reason:
+        if self._examples.reason:
             course.notes.append(f"parameters without an adapter are no example's: {self._examples.reason}")
-        yield Block(self._layers[0].recorded, ()), course
+        return course
+
+    def _add_examples(self, move: Move, factors: list[list[Scaled | None]]) -> dict[str, Tensor]:
+        """Adds the shares of examples in parameters without an adapter; returns their sum in each such layer."""
+        by_example = self._examples.of(move, factors)
+        if by_example is None:
+            return {}
+        course, (block, shares, of_examples) = self._course, by_example
+        mask = self._asked.selection.mask(block.column, len(block)) if len(block) else None
+        chosen = shares if mask is None else shares * mask
+        if mask is not None:
+            course.add(OUTSIDE, (shares - chosen).sum(dim=1))
+        if course.carried is None:
+            course.carrier, course.carried = block.layer.name, shares.new_zeros(len(shares), block.layer.slots)
+        course.carried.index_copy_(1, block.slots, chosen)
+        return of_examples
 
     def _look(self, step: int, weights: list[Tensor]) -> Float[Tensor, "numbers"]:
         """The numbers after so many steps."""
@@ -303,14 +271,15 @@ class _LayerValues:
         every = selection == as_of(reader, Everything(), until)
         self._others = None if every else StepBlocks(self.recorded, ~selection)
 
-    def blocks(
-        self, move: Move, factors: list[list[Scaled | None]], course: Course, of_examples: Tensor | None
-    ) -> Iterator[tuple[Block, Tensor]]:
-        """`of_examples`: what of the step's one slot belongs to examples."""
+    def add(self, move: Move, factors: list[list[Scaled | None]], course: Course, of_examples: Tensor | None) -> None:
+        """Adds what the layer's slots of one step did; `of_examples`: what of its one slot belongs to examples."""
         block = self._selected.block(move.step, move.step + 1)
         less = 0.0 if of_examples is None else of_examples[:, None]
         if len(block):
-            yield block, self._values(block, factors) - less
+            values = self._values(block, factors) - less
+            if self.recorded.name not in course.slots:
+                course.slots[self.recorded.name] = values.new_zeros(len(values), self.recorded.slots)
+            course.slots[self.recorded.name].index_copy_(1, block.slots, values)
         if self._others is not None:
             others = self._others.block(move.step, move.step + 1)
             if len(others):

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError
@@ -35,10 +35,10 @@ from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.coefficients import StepNumbers, unroll_plainly
 from spotlights.query.contraction import DirectedQueries
-from spotlights.query.contributions import Contributions, one_input
+from spotlights.query.contributions import Contributions
 from spotlights.query.engine import View
 from spotlights.query.joint import JointInfluence
-from spotlights.query.measured import MAX_VALUES_BYTES, AskTotals, OverLayers
+from spotlights.query.measured import MAX_VALUES_BYTES, OverLayers
 from spotlights.query.reducers import ErrorSizeReducer
 from spotlights.query.whitening import whitened_queries
 from spotlights.results.answers import Totals
@@ -75,19 +75,21 @@ class LayerInfluence(Contributions):
         queries: Numbers,
         directions: Float[Tensor, "queries out_features"],
         *,
+        inputs: tuple[int, ...] | None = None,
         damping: float | None = None,
-        rows: float = 1.0,
         differs: str | None = None,
         balance: bool = True,
     ) -> None:
-        """`rows`: how many the layer has for an input; `differs`: how the model differs from the memory."""
+        """`inputs`: how many of the queries each input has, None for one; `differs`: how the model differs from the
+        memory."""
         self.damping = DAMPING if damping is None else damping
         steps = unroll_plainly(view.reader, recorded.name, view.until)  # refuses before the long part, if it must
+        rows = 1.0 if inputs is None else len(directions) / len(inputs)
         keys, ones = whitened_queries(view, recorded.name, queries, damping=self.damping, rows=rows)
         if balance:
             directions = directions / error_size(view, recorded.name, steps)
         asked = DirectedQueries(keys, directions, ones)
-        super().__init__(view, recorded, asked, adds_up=False, unrolled=steps, differs=differs)
+        super().__init__(view, recorded, asked, adds_up=False, unrolled=steps, differs=differs, inputs=inputs)
 
     @property
     def note(self) -> str:
@@ -113,17 +115,13 @@ class Influence(OverLayers):
     def __init__(
         self,
         parts: Sequence[Contributions | JointInfluence],
-        owners: Sequence[Int64[Tensor, "_"]],
         *,
-        inputs: int,
         left_out: Sequence[str] = (),
         too_large: bool = False,
     ) -> None:
         """
         Args:
             parts: the influence through each layer, or the joint estimate, or both; their values are added up.
-            owners: which input each query of a part belongs to.
-            inputs: how many inputs there are.
             left_out: the recorded layers through which influence is not estimated.
             too_large: whether the joint estimate is missing because it would take long.
         """
@@ -131,13 +129,11 @@ class Influence(OverLayers):
             raise SettingError("No recorded layer was used for these inputs: there is nothing to estimate from.")
         super().__init__(parts)
         self._parts: Sequence[Contributions | JointInfluence] = parts
-        self._owners = owners
-        self._inputs = inputs
         self._left_out = left_out
         self._too_large = too_large
 
     def __len__(self) -> int:
-        return self._inputs
+        return len(self._parts[0])
 
     @property
     def note(self) -> str | None:
@@ -157,31 +153,29 @@ class Influence(OverLayers):
         return "both" if self._mixed else "joint" if isinstance(self._parts[0], JointInfluence) else "whitened"
 
     @property
-    def _said(self) -> dict[str, Any]:
-        return {"left_out": self._left_out, "too_large": self._too_large}
-
-    @property
     def _mixed(self) -> bool:
         return len({isinstance(part, JointInfluence) for part in self._parts}) > 1
 
     def summed(self) -> Influence:
         """The influence on the sum over all inputs: what a whole validation set would lose or gain."""
-        return Influence(self._parts, [one_input(len(o)) for o in self._owners], inputs=1, **self._said)
+        return self._of([part.whole() for part in self._parts])
 
     def keep(self) -> Influence:
         """The influence on one input, with the values of all slots computed once."""
-        if self._inputs != 1:
-            raise SettingError(f"keep() is for one input, and there are {self._inputs}. Ask about one at a time.")
-        return self._of([part.whole().keep() for part in self._parts])
+        if len(self) != 1:
+            raise SettingError(f"keep() is for one input, and there are {len(self)}. Ask about one at a time.")
+        return self._of([part.keep() for part in self._parts])
 
     def within(self, memory: Memory) -> Influence:
         """The same kept values, for the slots of another view of the memory."""
-        return self._of([part.within(memory) for part in self._parts])
+        return self.seen_from(memory.view)
 
     def seen_from(self, view: View) -> Influence:
         """The same for the slots of another view, input by input."""
-        parts = [part.seen_from(view) for part in self._parts]
-        return Influence(parts, self._owners, inputs=self._inputs, **self._said)
+        return self._of([part.seen_from(view) for part in self._parts])
+
+    def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
+        return Influence(parts, left_out=self._left_out, too_large=self._too_large)
 
     @property
     def joint(self) -> JointInfluence | None:
@@ -193,13 +187,15 @@ class Influence(OverLayers):
         """What the joint estimate takes the loss for: "classes", "squared" or "tokens"."""
         return None if self.joint is None else self.joint.loss
 
-    def _of(self, parts: Sequence[Contributions | JointInfluence]) -> Influence:
-        return Influence(parts, [one_input(len(p)) for p in parts], inputs=1, **self._said)
-
     def _of_layers(self, column: str, bins: int | None) -> list[Totals]:
         groups = max(len(part.grouping(column, bins)) for part in self._parts)
-        self._check_size(groups, self._inputs)
-        return [self._of_layer(*part, column, bins) for part in zip(self._parts, self._owners, strict=True)]
+        size = 8 * groups * len(self)
+        if size > MAX_VALUES_BYTES:
+            raise TooLargeError(
+                f"The influence of {groups:,} groups on {len(self):,} inputs would take {size / 2**30:.1f} GB. "
+                "Ask about fewer inputs at a time, or about larger groups, such as totals('label')."
+            )
+        return [part.totals(column, bins=bins) for part in self._parts]
 
     def spread(self) -> Float[Tensor, "inputs"]:
         """The standard deviation over all training examples, for each input; whatever the view."""
@@ -209,31 +205,9 @@ class Influence(OverLayers):
         known = torch.tensor([group is not None for group in total.groups])
         return total.values[:, known].std(dim=1, correction=0)
 
-    def _of_layer(
-        self, part: Contributions | JointInfluence, owners: Int64[Tensor, "_"], column: str, bins: int | None
-    ) -> Totals:
-        question, groups = AskTotals(column, bins=bins), part.grouping(column, bins)
-        quick = part.totals_by_input(groups, owners, self._inputs)
-        if quick is not None:
-            return question.totals(part, *quick)
-        self._check_size(len(groups), len(part))
-        (totals,) = part.ask(question)
-        none = torch.zeros(self._inputs, len(groups), dtype=torch.float64)
-        errors = None if totals.standard_errors is None else none.index_add(0, owners, totals.standard_errors)
-        return replace(totals, values=none.index_add(0, owners, totals.values), standard_errors=errors)
-
-    def _check_size(self, groups: int, queries: int) -> None:
-        size = 8 * groups * queries
-        if size > MAX_VALUES_BYTES:
-            raise TooLargeError(
-                f"The influence of {groups:,} groups on {queries:,} inputs (or rows of them) would take "
-                f"{size / 2**30:.1f} GB. "
-                "Ask about fewer inputs at a time, or about larger groups, such as totals('label')."
-            )
-
     def __repr__(self) -> str:
         layers = ", ".join(dict.fromkeys(part.layer for part in self._parts))
-        return f"Influence({layers}: {self._inputs} inputs; {self.note})"
+        return f"Influence({layers}: {len(self)} inputs; {self.note})"
 
 
 def error_size(view: View, layer: str, steps: StepNumbers) -> float:

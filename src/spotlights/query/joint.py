@@ -15,12 +15,12 @@ of `A Aᵀ` and `A F` is divided by its mean diagonal (`balance`): no layer coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spotlights.errors import SettingError, TooLargeError, UnsupportedError
@@ -30,7 +30,6 @@ from spotlights.memory.layer_reader import LayerReader
 from spotlights.memory.reader import MemoryReader
 from spotlights.query import kronecker
 from spotlights.query.coefficients import unroll_plainly
-from spotlights.query.columns import Grouping
 from spotlights.query.engine import View
 from spotlights.query.example_gradients import Gram, LayerGradients, LayerQueries, VisitNumbers
 from spotlights.query.measured import LayerMeasured
@@ -86,24 +85,18 @@ class VisitErrorsReducer(Reducer):
             if sums.shape[1]:
                 sums[errors.place] = rows
         pairs = torch.stack([examples[known], steps[known].long()], dim=1)
-        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        none = torch.zeros(len(visits), dtype=torch.float64)
-        self.visits_found.append(
-            (
-                visits,
-                none.index_add(0, owner, squares[known]),
-                none.new_zeros(len(visits), sums.shape[1]).index_add(0, owner, sums[known]),
-                none.index_add(0, owner, torch.ones_like(squares[known])),
-            )
-        )
+        rows = torch.ones_like(squares[known])
+        self.visits_found.append(_by_visit(pairs, squares[known], sums[known], rows))
 
     def result(self) -> tuple[Tensor, ...]:
         """The same for each visit once, sorted by example and step."""
-        pairs, *amounts = (torch.cat(parts) for parts in zip(*self.visits_found, strict=True))
-        visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
-        return visits, *(
-            amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts
-        )
+        return _by_visit(*(torch.cat(parts) for parts in zip(*self.visits_found, strict=True)))
+
+
+def _by_visit(pairs: Int64[Tensor, "rows 2"], *amounts: Tensor) -> tuple[Tensor, ...]:
+    """Each pair of an example and a step once, sorted, and the sums of its amounts."""
+    visits, owner = torch.unique(pairs, dim=0, return_inverse=True)
+    return visits, *(amount.new_zeros(len(visits), *amount.shape[1:]).index_add(0, owner, amount) for amount in amounts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +152,13 @@ def find_visits(view: View, layer: str, loss: str | None) -> JointVisits:
     if loss == "tokens":  # a schedule that ends at 0 must not weigh the last visits of examples
         taught = taught.mean().expand_as(taught)
     taught = taught * rho / rows
-    keys = places * steps + at
+    gradient = VisitNumbers(examples, places * steps + at, steps, weight)
     return JointVisits(
         loss,
-        VisitNumbers(examples, keys, steps, weight),
-        VisitNumbers(examples, keys, steps, taught),
+        gradient,
+        replace(gradient, numbers=taught),
         torch.zeros(len(examples), dtype=torch.float64).index_add(0, places, taught * rows),
-        VisitNumbers(examples, keys, steps, rho / torch.bincount(places)[places] / rows),
+        replace(gradient, numbers=rho / torch.bincount(places)[places] / rows),
     )
 
 
@@ -223,25 +216,14 @@ class JointInfluence(LayerMeasured):
     ) -> None:
         super().__init__(view, recorded, solved)
         self._solved, self._joint, self._damping, self._networks = solved, joint, damping, networks
-        self._spread: Callable[[], Float[Tensor, "inputs"]] | None = None
 
     def __len__(self) -> int:
         return len(self._solved)
 
-    def with_spread(self, spread: Callable[[], Float[Tensor, "inputs"]]) -> JointInfluence:
-        """The same, scaled so that each input's values spread over the training examples as another estimate's do.
-
-        Args:
-            spread: the other estimate's; asked for when a value is needed.
-        """
-        return self._with(_spread=spread)
-
-    def _scaled(self) -> Float[Tensor, "inputs examples"]:
-        if self._spread is not None:
-            own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
-            self._solved = self._solved * torch.where(own > 0, self._spread() / own, 0.0)[:, None]
-            self._spread = None
-        return self._solved
+    def scaled_to(self, spread: Float[Tensor, "inputs"]) -> JointInfluence:
+        """The same, scaled so that each input's values spread over the training examples as another estimate's do."""
+        own = (self._solved * self._joint.visits.totals).std(dim=1, correction=0)
+        return self._with(_solved=self._solved * torch.where(own > 0, spread / own, 0.0)[:, None])
 
     def in_unit(self, curvature: float) -> JointInfluence:
         """The same in the number's own unit, under a squared loss: with the mean error in the place of R.
@@ -281,14 +263,11 @@ class JointInfluence(LayerMeasured):
         )
 
     def measure(self, some: slice) -> Measure:
-        return JointValue(self._scaled()[some], self._joint.visits.taught)
+        return JointValue(self._solved[some], self._joint.visits.taught)
 
     def whole(self) -> JointInfluence:
         """Added up over all inputs."""
-        return self._with(_solved=self._scaled().sum(dim=0, keepdim=True))
-
-    def totals_by_input(self, groups: Grouping, owners: Tensor, inputs: int) -> None:
-        """None: asking slot by slot is quick."""
+        return self._with(_solved=self._solved.sum(dim=0, keepdim=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,8 +320,8 @@ def find_joint(
     """Passes over the memory for `A Aᵀ`; the last result is kept with the layer that answers."""
     if loss is not None and loss not in LOSSES:
         raise SettingError(f'loss="{loss}": there are {", ".join(LOSSES)}.')
-    known, key = view.reader.layer(answering).known, (view.until, tuple(layers), loss, balance, landmarks)
-    if known.get("joint", (None,))[0] != key:
+
+    def find() -> Joint:
         reason = unsupported_joint(view.reader)
         if reason is not None:
             raise UnsupportedError(f"There is no joint estimate from {view.reader.address}: {reason}.")
@@ -360,8 +339,10 @@ def find_joint(
             )
         examples, parts = len(visits.gradient.examples), list(gradients.values())
         gram = None if of_weights else Gram(parts, examples, balance=balance, landmarks=landmarks)
-        known["joint"] = key, Joint(view, answering, visits, gradients, gram)
-    return known["joint"][1]
+        return Joint(view, answering, visits, gradients, gram)
+
+    key = view.until, tuple(layers), loss, balance, landmarks
+    return view.reader.layer(answering).last("joint", key, find)
 
 
 def unsupported_joint(reader: MemoryReader) -> str | None:

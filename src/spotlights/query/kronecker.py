@@ -29,7 +29,7 @@ from spotlights.query.example_gradients import LayerQueries, VisitNumbers
 from spotlights.query.primal import primal_model
 from spotlights.query.reducers import Reducer
 from spotlights.query.weights import view_parameters
-from spotlights.query.whitening import whitened_queries
+from spotlights.query.whitening import divided, whitened_queries
 from spotlights.sparse_rows import dense, joined
 
 _WIDE = 4096
@@ -68,16 +68,8 @@ def through_curvature(view: View, name: str, asked: LayerQueries, visits: VisitN
     rows = len(asked.owners) / asked.inputs
     keys, ones = whitened_queries(view, name, asked.asked.queries, damping=damping, rows=rows)
     directions = asked.asked.directions
-    moment = _error_moment(view, name, visits)
-    strength = damping * (moment if moment.ndim == 1 else moment.diagonal()).mean()
-    if strength > 0:
-        wide = directions.double()
-        if moment.ndim == 1:
-            solved = wide / (moment + strength)
-        else:
-            solved = torch.linalg.solve(moment + strength * torch.eye(len(moment), dtype=torch.float64), wide.T).T
-        directions = solved.to(directions.dtype)
-    return replace(asked, asked=DirectedQueries(keys, directions, ones))
+    solved = divided(directions.double(), _error_moment(view, name, visits), damping)
+    return replace(asked, asked=DirectedQueries(keys, solved.to(directions.dtype), ones))
 
 
 def _error_moment(view: View, name: str, visits: VisitNumbers) -> Float[Tensor, "out_features *out_features"]:

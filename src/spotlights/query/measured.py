@@ -324,10 +324,10 @@ class OverLayers(OfExamples):
 
 def add_up(of_layers: Sequence[Totals]) -> Totals:
     """The totals of several layers, which may know different groups, as one."""
-    labels, places = united(of_layers)
+    labels, places = all_groups([totals.groups for totals in of_layers])
     values = torch.zeros(len(of_layers[0]), len(labels), dtype=torch.float64)
     counts = torch.zeros(len(labels), dtype=torch.int64)
-    # Errors of a sample may be correlated between rows and layers: their sum is an upper bound.
+    # Errors of a sample may be correlated between layers: their sum is an upper bound.
     errors = None if any(totals.standard_errors is None for totals in of_layers) else torch.zeros_like(values)
     for totals, where in zip(of_layers, places, strict=True):
         values[:, where] += totals.values
@@ -337,13 +337,11 @@ def add_up(of_layers: Sequence[Totals]) -> Totals:
     return replace(of_layers[0], groups=labels, values=values, counts=counts, standard_errors=errors)
 
 
-def united(several: Sequence[Totals]) -> tuple[list[Label], list[Int64[Tensor, "groups"]]]:
-    """The groups of several totals, and where those of each are among them."""
-    places: dict[Label, int] = {}
-    for totals in several:
-        for label in totals.groups:
-            places.setdefault(label, len(places))
-    return list(places), [torch.tensor([places[label] for label in t.groups], dtype=torch.int64) for t in several]
+def all_groups(lists: Sequence[Sequence[Label]]) -> tuple[list[Label], list[Int64[Tensor, "_"]]]:
+    """The labels of several lists, each once; and for each list the places of its own."""
+    known: dict[Label, int] = {}
+    places = [torch.tensor([known.setdefault(label, len(known)) for label in own]).long() for own in lists]
+    return list(known), places
 
 
 # -- questions ------------------------------------------------------------------------------------

@@ -46,5 +46,5 @@ def primal_model(view: View, model: nn.Module, parameters: dict[str, dict[str, T
             for parameter, value in values.items():
                 own = linear.parameters[parameter].value
                 far.check(name, value, own)
-                own.copy_((entry.own(value) if parameter in entry.weight_columns else value).reshape(own.shape))
+                own.copy_(entry.own(parameter, value).reshape(own.shape))
     return replaced

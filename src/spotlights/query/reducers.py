@@ -143,7 +143,7 @@ class TotalsReducer(Reducer):
 
     adds = ("sums", "counts")
     queries: int
-    grouping: Grouping
+    grouping: Grouping | Cells
     absolute: bool = False
 
     def start(self) -> None:

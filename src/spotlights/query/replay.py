@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from spotlights.errors import UnsupportedError
 from spotlights.memory.blocks import Everything, StepBlocks
-from spotlights.memory.format.manifest import LayerEntry
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers.replayed import MakeOptimizer, ReplayedRule, options_of
 from spotlights.query.contraction import gradient_of
@@ -56,7 +55,7 @@ class _Replay:
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
         self._shadows = {
-            (layer, parameter): nn.Parameter(_own(entry, parameter, reader.initial[f"{layer}/{parameter}"]).clone())
+            (layer, parameter): nn.Parameter(entry.own(parameter, reader.initial[f"{layer}/{parameter}"]).clone())
             for layer, entry in reader.manifest.layers.items()
             for parameter in entry.trained
         }
@@ -112,9 +111,4 @@ class _Replay:
             if shadow is not None:
                 active = self._logged(layer, parameter, step)["active"]
                 seen = gradient * float(self._reader.log(layer).factor[parameter][step])
-                shadow.grad = _own(entry, parameter, seen).to(shadow.dtype) if active else None
-
-
-def _own(entry: LayerEntry, parameter: str, kept: Tensor) -> Tensor:
-    """A parameter in its own shape: an optimizer may treat matrices and stacks of kernels differently."""
-    return entry.own(kept) if parameter == "weight" else kept
+                shadow.grad = entry.own(parameter, seen).to(shadow.dtype) if active else None

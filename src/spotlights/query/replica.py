@@ -192,8 +192,7 @@ class RecordedParameter:
 
     def set(self, kept: Float[Tensor, "..."]) -> None:
         own = self.part.value
-        new = self._entry.own(kept) if self.name in self._entry.weight_columns else kept
-        new = new.reshape(own.shape).to(own)
+        new = self._entry.own(self.name, kept).reshape(own.shape).to(own)
         if self.part.rows is None:
             self.parameter.data = new
         else:

@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from spotlights.errors import MemoryFormatError, SettingError, SpotlightsError, UnsupportedError
-from spotlights.memory.blocks import Block, Selection
-from spotlights.memory.format.columns import MISSING_INT
+from spotlights.memory.blocks import Selection
 from spotlights.memory.reader import MemoryReader
 from spotlights.optimizers import WEIGHTS, UpdateRule, rule_for, rule_named, rule_of_parameter
+from spotlights.query.columns import cells
 from spotlights.query.engine import View
 from spotlights.query.forward import find_map
-from spotlights.query.plan import Plan
-from spotlights.query.reducers import Reducer
 
 Visits = dict[int, set[int]]
 """By step: the numbers of some examples that it saw."""
-
-
-@dataclass(eq=False)
-class VisitsReducer(Reducer):
-    """Which examples each step saw."""
-
-    def start(self) -> None:
-        self.visits: Visits = {}
-
-    def update(self, block: Block, values: Any) -> None:
-        pairs = torch.stack([block.column("step"), block.column("example")], dim=1).unique(dim=0)
-        for step, example in pairs.tolist():
-            if example != MISSING_INT:
-                self.visits.setdefault(step, set()).add(example)
-
-    def merge(self, other: Any) -> None:
-        for step, examples in other.visits.items():
-            self.visits.setdefault(step, set()).update(examples)
 
 
 def visits_of(view: View, selections: Sequence[Selection]) -> tuple[Visits, Visits]:
     """From slots: whom each step saw in any layer, and those among them that are selected."""
     view.reader.need_visits("whom each step saw", "Rewind a recipe")
     view.reader.need_all_slots("To rewind takes")
-    visits = []
-    for several in ([view.selection], [view.selection & selection for selection in selections]):
-        plans = [Plan(layer, selection, (VisitsReducer(),)) for layer in view.reader.layers for selection in several]
-        together = VisitsReducer()
-        for (filled,) in view.run(*plans):
-            together.merge(filled)
-        visits.append(together.visits)
-    return visits[0], visits[1]
+    return _seen(view, [view.selection]), _seen(view, [view.selection & selection for selection in selections])
+
+
+def _seen(view: View, selections: Sequence[Selection]) -> Visits:
+    visits: Visits = {}
+    for layer in view.reader.layers.values():
+        for selection in selections:
+            for step, example in cells(view, layer, ["step", "example"], selection).values:
+                if isinstance(step, int) and isinstance(example, int):  # None: of no example
+                    visits.setdefault(step, set()).add(example)
+    return visits
 
 
 def start_before(reader: MemoryReader, first: int) -> int:
@@ -114,11 +96,12 @@ def _read(
                 raise SettingError(f'The optimizer does not hold "{layer}.{name}", which the recorded one trained.')
             group = changed[number]
             (row,) = own_rule.read(reader.log(layer).rule[name][step : step + 1])
-            weights.append((part.value, _own(reader, layer, name, step, WEIGHTS)))
+            weights.append((part.value, entry.own(name, reader.state(layer, name, step, WEIGHTS))))
             for key in own_rule.states:
                 if key in reader.checkpoints(layer, name)[step]:
                     whole = state.setdefault(key, torch.zeros_like(part.parameter.detach()))
-                    part.of(whole).copy_(_own(reader, layer, name, step, key).reshape(part.value.shape))
+                    stored = entry.own(name, reader.state(layer, name, step, key))
+                    part.of(whole).copy_(stored.reshape(part.value.shape))
             if state and not own_rule.scalar:
                 state["step"] = torch.tensor(getattr(row, "step", 1.0 + step) - 1.0)  # some rules do not look at it
             options = row._asdict() | ({"betas": (row.beta1, row.beta2)} if hasattr(row, "beta1") else {})
@@ -132,9 +115,3 @@ def _read(
                     'given. A recording with keep="recipe" has all.'
                 )
     return weights, states, list(zip(optimizer.param_groups, changed, strict=True))
-
-
-def _own(reader: MemoryReader, layer: str, name: str, step: int, key: str) -> Tensor:
-    """Weights or state of a parameter at a checkpoint, in the parameter's own order."""
-    entry, kept = reader.manifest.layers[layer], reader.state(layer, name, step, key)
-    return entry.own(kept) if name in entry.weight_columns else kept

@@ -16,7 +16,7 @@ from torch import nn
 from spotlights.errors import SettingError, UnsupportedError
 from spotlights.query.forward import Target
 from spotlights.query.influence import Influence
-from spotlights.query.measured import LayerMeasured, OfExamples, Question, united
+from spotlights.query.measured import LayerMeasured, OfExamples, Question, all_groups
 from spotlights.results.answers import Top, Totals
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class RunsInfluence(OfExamples):
 
 def mean_of(runs: Sequence[Totals]) -> Totals:
     """The mean of some totals, which may know different groups, with its standard error: NaN for what one run knows."""
-    labels, places = united(runs)
+    labels, places = all_groups([totals.groups for totals in runs])
     values = torch.full((len(runs), len(runs[0]), len(labels)), float("nan"), dtype=torch.float64)
     counts = torch.zeros(len(labels), dtype=torch.int64)
     for of_run, totals, where in zip(values, runs, places, strict=True):

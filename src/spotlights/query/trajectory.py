@@ -120,10 +120,6 @@ class ParameterPath:
                 state[name].copy_(self._reader.state(self.layer, self.name, step, name).reshape(self.shape))
         return state
 
-    def copy(self, state: State) -> State:
-        """A state that moving on will leave as it is."""
-        return {name: held.clone() for name, held in state.items()}
-
     def advance(
         self, s: int, state: State, from_slots: Float[Tensor, "*shape"], noise: Bool[Tensor, "*shape"] | None = None
     ) -> ParameterMove:
@@ -234,7 +230,7 @@ class Trajectory:
             length = -(-steps // max(2, budget // (2 * of_state)))
         kept = []
         for start in range(first, end, length):
-            kept.append([path.copy(state) for path, state in zip(self.parameters, states, strict=True)])
+            kept.append([{name: held.clone() for name, held in state.items()} for state in states])
             for s in range(start, start + length) if start + length < end else ():
                 self._advance(s, states, keep=False)
         left = budget - len(kept) * of_state

@@ -100,29 +100,32 @@ def whitened_by_keys(
     queries: Float[Tensor, "queries in_features"], view: View, name: str, *, damping: float, bias: bool, rows: float
 ) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
     """The same as `whitened`, for C of few keys: `(KᵀK/n + s)⁻¹ q = (q − Kᵀ (n·s + KKᵀ)⁻¹ K q) / s`."""
-    _check_damping(damping)
     layer = view.reader.layer(name)
     every = KeysOfSlots(torch.arange(layer.slots))
     keys = layer.once("all keys", lambda: view.values((name, every))[0].float())
-    if bias:
-        keys, wide = (torch.cat([vectors.float(), torch.ones(len(vectors), 1)], dim=1) for vectors in (keys, queries))
-    else:
-        wide = queries.float()
+    keys, wide = (with_one(vectors.float(), bias=bias) for vectors in (keys, queries))
     share = rows / max(len(keys), 1)
-    strength = damping * share * float(keys.double().square().sum()) / max(keys.shape[1], 1)
+    strength = _strength(damping, share * float(keys.double().square().sum()) / max(keys.shape[1], 1))
     if not strength > 0:
         return queries, torch.ones(len(queries), dtype=queries.dtype)
     gram = (keys @ keys.T).double()
     gram.diagonal().add_(strength / share)
     solved = torch.linalg.solve(gram, (keys @ wide.T).double())
-    solution = (wide.double() - solved.T @ keys.double()) / strength
-    ones = solution[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return solution[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+    return _without_one((wide.double() - solved.T @ keys.double()) / strength, queries)
 
 
-def _check_damping(damping: float) -> None:
-    if not damping > 0:
-        raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
+def with_one(rows: Float[Tensor, "rows features"], *, bias: bool) -> Tensor:
+    """With the 1 that a bias has as its key, if there is one."""
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1) if bias else rows
+
+
+def _without_one(
+    solved: Float[Tensor, "queries _"], queries: Float[Tensor, "queries in_features"]
+) -> tuple[Float[Tensor, "queries in_features"], Float[Tensor, "queries"]]:
+    """What was made of the queries, and of the 1 by itself."""
+    width = queries.shape[1]
+    ones = solved[:, width] if solved.shape[1] > width else solved.new_zeros(len(solved))
+    return solved[:, :width].to(queries.dtype), ones.to(queries.dtype)
 
 
 def whitened(
@@ -142,26 +145,36 @@ def whitened(
         bias: whether the layer learned a bias, and so has the key 1.
         rows: how many rows the layer has for an input. C is the moment of an input: that of all its rows together.
     """
-    _check_damping(damping)
     if isinstance(queries, SparseRows) and moment.ndim == 1:
         return _whitened_tokens(queries, moment, damping=damping, rows=rows)
     queries = dense(queries)
-    count = moment[-1, -1].clamp_min(1.0)
     size = len(moment) - (0 if bias else 1)
-    covariance = moment[:size, :size] * (rows / count)
-    strength = damping * covariance.diagonal().mean()
-    if not strength > 0:  # no slots, or keys that are all zero: nothing to divide out
-        return queries, torch.ones(len(queries), dtype=queries.dtype)
-    wide = torch.cat([queries.double(), torch.ones(len(queries), 1, dtype=torch.float64)], dim=1)[:, :size]
-    factor, failed = torch.linalg.cholesky_ex(covariance + strength * torch.eye(size, dtype=torch.float64))
+    covariance = moment[:size, :size] * (rows / moment[-1, -1].clamp_min(1.0))
+    return _without_one(divided(with_one(queries.double(), bias=bias), covariance, damping), queries)
+
+
+def divided(
+    rows: Float[Tensor, "rows features"], moment: Float[Tensor, "features *features"], damping: float
+) -> Float[Tensor, "rows features"]:
+    """`(M + λ·mean(diag M)·I)⁻¹` times each row, for a second moment M or its diagonal; the rows where M is 0."""
+    strength = _strength(damping, (moment if moment.ndim == 1 else moment.diagonal()).mean())
+    if not strength > 0:  # no slots, or vectors that are all zero: nothing to divide out
+        return rows
+    if moment.ndim == 1:
+        return rows / (moment + strength)
+    factor, failed = torch.linalg.cholesky_ex(moment + strength * torch.eye(len(moment), dtype=moment.dtype))
     if failed:
         raise UnsupportedError(
-            "Influence divides by the second moment of a layer's keys, and that of these has no inverse: some keys "
-            "are too large, or not numbers. memory.verify() says whether a file is damaged."
+            "Influence divides by the second moment of a layer's keys or errors, and that of these has no inverse: "
+            "some are too large, or not numbers. memory.verify() says whether a file is damaged."
         )
-    solved = torch.cholesky_solve(wide.T, factor).T
-    ones = solved[:, -1] if bias else torch.zeros(len(queries), dtype=torch.float64)
-    return solved[:, : queries.shape[1]].to(queries.dtype), ones.to(queries.dtype)
+    return torch.cholesky_solve(rows.T, factor).T
+
+
+def _strength(damping: float, mean: Float[Tensor, ""] | float) -> Float[Tensor, ""] | float:
+    if not damping > 0:
+        raise SettingError(f"damping={damping}: give a number above 0; the larger, the more like contributions.")
+    return damping * mean
 
 
 def _whitened_tokens(
@@ -169,7 +182,7 @@ def _whitened_tokens(
 ) -> tuple[SparseRows, Float[Tensor, "queries"]]:
     """The same where C is diagonal: each token by how often it was seen."""
     variances = moment[:-1] * (rows / moment[-1].clamp_min(1.0))
-    strength = damping * variances.mean()
+    strength = _strength(damping, variances.mean())
     amounts = queries.amounts
     if strength > 0:
         amounts = (amounts.double() / (variances[queries.places] + strength)).to(amounts.dtype)

@@ -128,10 +128,12 @@ class LayerEntry:
         """The shape of the weight in the memory."""
         return self.out_features, self.in_features // self.groups
 
-    def own(self, matrix: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """A weight of the memory, in the shape that the module has."""
-        shape = self.weight_shape or matrix.shape
-        return (self._swapped(matrix, self.out_features, shape[0]) if self.transposed else matrix).reshape(shape)
+    def own(self, name: str, kept: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """A parameter of the memory, in the shape that the module has."""
+        if name not in self.weight_columns:
+            return kept
+        shape = self.weight_shape or kept.shape
+        return (self._swapped(kept, self.out_features, shape[0]) if self.transposed else kept).reshape(shape)
 
     def kept(self, own: Shaped[Tensor, "..."]) -> Shaped[Tensor, "out_features in_group"]:
         """A weight of the module, in the shape that the memory has."""

@@ -120,9 +120,7 @@ def of_runs(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
 def contributions(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
     """All layers added up: exact in the last one, first order in the others."""
     layers, target = list(ask_about(data, recorded).values()), margin_of(data)
-    parts = [attention.contributions(target) for attention in layers]
-    inputs = torch.arange(len(data.test.labels))
-    return in_order(sl.Influence(parts, [inputs] * len(parts), inputs=len(inputs)).totals("example"), data)
+    return in_order(sl.Influence([attention.contributions(target) for attention in layers]).totals("example"), data)
 
 
 def scores(data: Data, recorded: Recorded) -> Float[Tensor, "test train"]:
