@@ -104,7 +104,6 @@ def test_gradients_are_those_of_autograd(tmp_path: Path, network: type[nn.Module
         for (layer, _), gradient, own in zip(places, gradients, expected, strict=True):
             if isinstance(gradient, OuterSum):
                 seen.add(layer)
-                assert gradient.dot(own) == pytest.approx(float(own.square().sum()))
                 gradient = gradient.value
             torch.testing.assert_close(gradient, own, rtol=1e-12, atol=1e-14)
     assert seen == as_outer_products

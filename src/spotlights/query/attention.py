@@ -155,7 +155,8 @@ class Attention(LayerMeasured):
         columns = self.recorded.entry.stretches
         names = columns if self.part is None else [self.part]
         width = sum(columns[name].stop - columns[name].start for name in names)
-        logits = Score(scaled_rows(queries, torch.full((len(queries),), width**-0.5)), key_parts=self._key_parts)
+        scaled = scaled_rows(queries, torch.full((len(queries),), width**-0.5, dtype=torch.float64))
+        logits = Score(scaled, key_parts=self._key_parts)
         total = self.view.reduce(self.layer, LogSumReducer(len(queries)), logits).total
         return replace(logits, shift=total[:, None], summed=self._summed)
 

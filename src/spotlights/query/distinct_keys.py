@@ -52,3 +52,13 @@ class KeysOfSlots(LayerValue):
 
     def value(self, reader: MemoryReader, layer: str) -> Float[Tensor, "rows in_features"]:
         return reader.layer(layer).keys_at(self.slots)
+
+
+@dataclass(frozen=True, eq=False)
+class KeysNumbered(LayerValue):
+    """Some of a layer's distinct keys, by their number."""
+
+    numbers: Int64[Tensor, "keys"]
+
+    def value(self, reader: MemoryReader, layer: str) -> Float[Tensor, "keys in_features"]:
+        return reader.layer(layer).keys_numbered(self.numbers)

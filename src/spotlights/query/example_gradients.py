@@ -19,6 +19,7 @@ from torch import Tensor
 from spotlights.memory.blocks import Block
 from spotlights.memory.layer_reader import LayerReader
 from spotlights.query.contraction import DirectedQueries
+from spotlights.query.distinct_keys import KeysNumbered
 from spotlights.query.engine import View
 from spotlights.query.reducers import Reducer
 from spotlights.query.whitening import with_one
@@ -208,8 +209,8 @@ class LayerGradients:
         distinct = self._recorded.distinct_keys
         out_features = self._recorded.entry.out_features
         errors = self._reduce(KeyErrorsReducer(self._visits, distinct, pairs, out_features, self._dtype)).sums
-        keys = dense(self._recorded.keys_numbered(pairs % distinct)).to(self._dtype)
-        return pairs // distinct, errors, with_one(keys, bias=self._bias)
+        (keys,) = self._view.values((self._recorded.name, KeysNumbered(pairs % distinct)))
+        return pairs // distinct, errors, with_one(keys.to(self._dtype), bias=self._bias)
 
     def gram(
         self, landmarks: Int64[Tensor, "landmarks"], *, balance: bool
