@@ -65,7 +65,7 @@ def verdicts(runs: Sequence[Findings]) -> list[Judged]:
 
 
 def _plain(held: bool, numbers: Sequence[float]) -> tuple[bool, list[float]]:
-    return bool(held), [float(f"{number:.6g}") for number in numbers]
+    return bool(held), [float(f"{number:.7g}") for number in numbers]
 
 
 def _seeds(runs: dict[str, object]) -> str:

@@ -12,8 +12,8 @@ Check = Callable[[], object]
 Watch = Callable[[int, int], object]
 """Is told how many segments of a pass have been read, and of how many."""
 
-CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
-"""That of the question which this thread asks."""
+CHECK: ContextVar[Check | None] = ContextVar("check", default=None)
+"""That of the question which this thread asks; None for a question that nobody stops."""
 _WATCH: ContextVar[Watch] = ContextVar("watch", default=lambda done, total: None)
 
 
@@ -38,7 +38,9 @@ def _inside(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 def check() -> None:
     """Raises if the question of this thread is to stop."""
-    CHECK.get()()
+    own = CHECK.get()
+    if own is not None:
+        own()
 
 
 def progress(done: int, total: int) -> None:

@@ -157,7 +157,8 @@ def _checked(blocks: Iterable[T]) -> Iterator[T]:
 
     def one_by_one() -> Iterator[T]:
         for block in blocks:
-            stop()
+            if stop is not None:
+                stop()
             yield block
 
     return one_by_one()
