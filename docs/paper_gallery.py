@@ -53,7 +53,8 @@ def verdicts(runs: Sequence[Findings]) -> list[Judged]:
     known = json.loads(VERDICTS.read_text(encoding="utf-8"))
     for found in runs:
         said = {judged.statement.text: _plain(*judged.verdicts[0]) for judged in judge([found])}
-        known.setdefault(f"{found.run.experiment} {found.run.preset}", {})[str(found.run.seed)] = said
+        if said:
+            known.setdefault(f"{found.run.experiment} {found.run.preset}", {})[str(found.run.seed)] = said
     lines = [f"{json.dumps(name)}: {{\n" + _seeds(known[name]) + "\n}" for name in sorted(known)]
     VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     judged = []
